@@ -87,8 +87,7 @@ def nearest(name: str, known, before: str = "") -> str:
 
 def comments(cls) -> dict[str, str]:
     """The comment beside each field of a dataclass: the one place where a setting is explained."""
-    lines = re.findall(r"^ {4}(\w+): [^#\n]*# (.*)$", inspect.getsource(cls), re.M)
-    return dict(lines)
+    return dict(re.findall(r"^ {4}(\w+): [^#\n]*# (.*)$", inspect.getsource(cls), re.M))
 
 def convert(kind, value, name: str):
     """`value` (a string from a flag, or a TOML value) as the field type `kind`; UserError names the setting."""
