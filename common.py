@@ -6,12 +6,14 @@ import difflib
 import errno
 import inspect
 import os
+import pickle
 import re
 import resource
 import sys
 import tomllib
 import types
 import typing
+import zipfile
 from pathlib import Path
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -23,6 +25,7 @@ class UserError(Exception):
 REASONS = {
     errno.ENOSPC: "the disk is full; free some space and run the same command again",
     errno.EDQUOT: "the disk quota is used up; free some space and run the same command again",
+    errno.EFBIG: "the file would be larger than this system allows (ulimit -f, or the file system's limit)",
     errno.EACCES: "permission denied; choose another folder or change its permissions",
     errno.EPERM: "permission denied; choose another folder or change its permissions",
     errno.EROFS: "the file system is read-only; choose another folder",
@@ -163,6 +166,36 @@ class Parser(argparse.ArgumentParser):
                 error = self.unknown(name, "setting", "")
                 raise UserError(f"{path}: {error}")
         return {name: convert(self.kinds[name], v, f"{path}: {name}") for name, v in values.items()}
+
+# ---------------------------------------------------------------------------------------------------------------------
+# checkpoints
+
+def load_checkpoint(path) -> dict:
+    """The checkpoint of a run (its folder, or a ckpt.pt), on the CPU. It is data: `weights_only`, nothing is executed."""
+    import torch
+    path = Path(path)
+    path = path / "ckpt.pt" if path.is_dir() else path
+    if not path.exists():
+        raise UserError(f"there is no checkpoint {path}.")
+    try:
+        with zipfile.ZipFile(path) as z:                                # torch.load itself checks no checksums
+            whole = z.testzip() is None
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True) if whole else None
+    except (zipfile.BadZipFile, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError):
+        checkpoint = None
+    if not isinstance(checkpoint, dict) or not {"model", "model_config", "tokenizer", "iter"} <= checkpoint.keys():
+        raise UserError(f"{path} is damaged, or not a checkpoint of train.py; start the run again without it.")
+    return checkpoint
+
+def load_model(checkpoint: dict):
+    """The GPT of a checkpoint, with its weights, on the CPU."""
+    from model import GPT, GPTConfig
+    try:
+        model = GPT(GPTConfig(**checkpoint["model_config"]))
+        model.load_state_dict(checkpoint["model"])
+    except (TypeError, ValueError, RuntimeError) as e:
+        raise UserError(f"this checkpoint is of another version of model.py: {str(e).splitlines()[0]}") from None
+    return model
 
 # ---------------------------------------------------------------------------------------------------------------------
 # the machine
