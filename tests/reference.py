@@ -1,0 +1,201 @@
+"""
+Every router a second time: slow, in float64, with plain loops over the table of the design page.
+
+Nothing here is shared with model.py, so that an error has to be made twice to go unseen. A router is a function
+`name(p, c, e, f)`: p holds its parameters by name, c its settings (a field for each flag), e is the embedding
+(B, T, D), f the 2L sublayers. It returns what the head sees. Even sublayers are attention, odd ones MLPs.
+"""
+import torch
+
+def rms(s):
+    """(B, T, D) -> (B, T, 1)"""
+    return (s.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+
+def total(tensors):
+    result = tensors[0]
+    for s in tensors[1:]:
+        result = result + s
+    return result
+
+# ---------------------------------------------------------------------------------------------------------------------
+# the depth read
+
+def weights(w, sources, c, bias=None):
+    """One weight (B, T, 1) for each source: softmax over i of w . s_i / rms(s_i) + b_i."""
+    logits = []
+    for i, s in enumerate(sources):
+        logits.append((w * s).sum(-1, keepdim=True) / rms(s) + (bias[i] if bias else 0.0))
+    if c.null_source:                          # one more source, all zeros: its logit is 0, and it adds nothing to a mix
+        logits.append(torch.zeros_like(logits[0]))
+    largest = torch.stack(logits).amax(0).detach()
+    exps = [(x - largest).exp() for x in logits]
+    return [x / total(exps) for x in exps]
+
+def mix(w, sources, c, bias=None):
+    alpha = weights(w, sources, c, bias)
+    return total([alpha[i] * s for i, s in enumerate(sources)])
+
+def mixes(p, c, l, sources, bias=None):
+    """What sublayer l is fed with: [mix], or [mix, mix_v] if it is an attention that reads its values apart."""
+    h = mix(p["query"][l], sources, c, bias)
+    decoupled = c.decouple_v or c.router == "rd"
+    if not decoupled or l % 2 == 1 or c.rd_control == "tied":
+        return [h]
+    if c.rd_control == "frozen_v":
+        h_v = mix(torch.zeros_like(p["query"][l]), sources, c, bias)
+    else:
+        h_v = mix(p["query_v"][l // 2], sources, c, bias)
+    if c.rd_control == "average":
+        return [(h + h_v) / 2]
+    return [h, h_v]
+
+# ---------------------------------------------------------------------------------------------------------------------
+# plain rules
+
+def residual(p, c, e, f):
+    stream = e
+    for l in range(2 * c.n_layer):
+        stream = stream + f[l](stream)
+    return stream
+
+def rezero(p, c, e, f):
+    stream = e
+    for l in range(2 * c.n_layer):
+        stream = stream + p["gate"][l] * f[l](stream)
+    return stream
+
+def layerscale(p, c, e, f):
+    stream = e
+    for l in range(2 * c.n_layer):
+        stream = stream + p["gain"][l] * f[l](stream)
+    return stream
+
+# ---------------------------------------------------------------------------------------------------------------------
+# the mix replaces the stream
+
+def attnres(p, c, e, f):
+    sources = [e]
+    for l in range(2 * c.n_layer):
+        sources = sources + [f[l](*mixes(p, c, l, sources))]
+    return mix(p["query"][2 * c.n_layer], sources, c)
+
+def cumulative(p, c, e, f):
+    sources = [e]
+    for l in range(2 * c.n_layer):
+        sources = sources + [sources[-1] + f[l](*mixes(p, c, l, sources))]
+    return mix(p["query"][2 * c.n_layer], sources, c)
+
+def block_lengths(c):
+    """Layers of each block: as even as they go, the longer blocks first."""
+    lengths = [0] * c.n_blocks
+    for i in range(c.n_layer):
+        lengths[i % c.n_blocks] += 1
+    return lengths
+
+def block(p, c, e, f, lengths=None):
+    """`lengths` counts sublayers; it is given only to try the rule with other blocks."""
+    done, l = [], 0
+    for m in lengths or [2 * layers for layers in block_lengths(c)]:
+        us = []
+        for i in range(m):
+            sources = [e] + done
+            if us:
+                sources = sources + [total(us)]                     # PC
+            us = us + [f[l](*mixes(p, c, l, sources))]
+            l += 1
+        done = done + [total(us)]                                   # C_b
+    return mix(p["query"][l], [e] + done, c)
+
+rd = block                                                          # `mixes` decouples it
+
+def kinds(c):
+    return [] if c.details in ("", "none") else c.details.split(",")
+
+def sign(kind, i, m):
+    """The sign of sublayer i of a block of m sublayers."""
+    if kind == "phase":
+        return 1 if i % 2 == 0 else -1
+    return 1 if i < m // 2 else -1
+
+def wav(p, c, e, f):
+
+    def summary(us, m):
+        """[C, its details] of a block of m sublayers, of which these have run."""
+        C = total(us)
+        tensors = [C]
+        for kind in kinds(c):
+            D = total([sign(kind, i, m) * u for i, u in enumerate(us)])
+            tensors.append(D * (rms(C) / rms(D)).clamp(max=c.rho).detach())
+        return tensors
+
+    def row(l, summaries):
+        """The read's biases: e, and with every summary C and its details."""
+        b = [0.0]
+        for tensors in summaries:
+            b = b + [0.0] + [p["detail_bias"][l, k] for k in range(len(tensors) - 1)]
+        return b
+
+    done, l = [], 0
+    for layers in block_lengths(c):
+        us, m = [], 2 * layers
+        for i in range(m):
+            summaries = done + [summary(us, m)] if us else done
+            sources = [e] + [s for tensors in summaries for s in tensors]
+            us = us + [f[l](*mixes(p, c, l, sources, row(l, summaries)))]
+            l += 1
+        done = done + [summary(us, m)]
+    if not c.head_details:
+        done = [[tensors[0]] for tensors in done]
+    return mix(p["query"][l], [e] + [s for tensors in done for s in tensors], c, row(l, done))
+
+# ---------------------------------------------------------------------------------------------------------------------
+# the mix is added to the stream
+
+def added(p, c, l, stream, sources):
+    """What sublayer l is fed with; h_0 = e."""
+    if l == 0:
+        return [stream]
+    gate = 1.0 if c.route_gate is None else p["gate"][l]
+    return [stream + gate * m for m in mixes(p, c, l, sources)]
+
+def delta(p, c, e, f):
+    stream, us = e, []
+    for l in range(2 * c.n_layer):
+        u = f[l](*added(p, c, l, stream, [e] + us))
+        us, stream = us + [u], stream + u
+    return stream
+
+def delta_block(p, c, e, f):
+    stream, done, l = e, [], 0
+    for layers in block_lengths(c):
+        us = []
+        for i in range(2 * layers):
+            u = f[l](*added(p, c, l, stream, [e] + done))
+            us, stream = us + [u], stream + u
+            l += 1
+        done = done + [total(us)]
+    return stream
+
+ROUTERS = {f.__name__: f for f in (residual, rezero, layerscale, attnres, cumulative, block, delta, delta_block, wav)}
+ROUTERS["rd"] = rd
+
+MIXING = ("attnres", "cumulative", "block", "rd", "wav", "delta", "delta_block")
+ADDITIVE = ("delta", "delta_block")
+
+def shapes(c):
+    """The parameters of a router: name -> shape."""
+    L, D = c.n_layer, c.n_embd
+    if c.router == "residual":
+        return {}
+    if c.router == "rezero":
+        return {"gate": (2 * L,)}
+    if c.router == "layerscale":
+        return {"gain": (2 * L, D)}
+    result = {"query": (2 * L if c.router in ADDITIVE else 2 * L + 1, D)}
+    if (c.decouple_v or c.router == "rd") and c.rd_control in ("none", "average"):
+        result["query_v"] = (L, D)
+    if c.router == "wav" and kinds(c):
+        result["detail_bias"] = (2 * L + 1 if c.head_details else 2 * L, len(kinds(c)))
+    if c.route_gate is not None:
+        result["gate"] = (2 * L,)
+    return result
