@@ -1,0 +1,679 @@
+"""
+A GPT whose residual connection is a choice. Five learned depth routers, and the rules they are measured against.
+
+What is unusual about it:
+- a *router* drives the stack: it gets the token embedding and the list of 2L sublayers, runs them in order and decides
+  what each one reads; an ordinary residual connection is the router of four lines
+- sublayers (attention, MLP) only return their update u; they know nothing of routing, and routers nothing of attention
+- depth read: a softmax over earlier outputs *of the same token*, by a learned query of its own for each sublayer
+- the rest is Qwen3's block, so that its weights load: RMSNorm, rotary positions, RMS norm on each head's queries and
+  keys, grouped-query attention, SwiGLU, no biases
+
+Sources: Attention Residuals (arXiv 2603.15031), RD-AttnRes (2608.01075), Delta AttnRes (2605.18855), WAV v1 (2606.06564).
+
+Shapes: B sequences, T tokens, D = n_embd, L layers, so 2L sublayers: l even is attention, l odd an MLP.
+"""
+import difflib
+import functools
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+EPS = 1e-6                              # in every rms: rms(s) = sqrt(mean over D of s^2 + EPS)
+
+@dataclass
+class GPTConfig:
+    vocab_size: int = 96                # tokens the model knows
+    seq_len: int = 128                  # the longest context, in tokens
+    n_layer: int = 12                   # L: layers, each one attention and one MLP
+    n_head: int = 4                     # query heads
+    n_kv_head: int | None = None        # key and value heads; none: n_head
+    n_embd: int = 64                    # D: the width
+    head_dim: int | None = None         # width of a head; none: n_embd / n_head
+    mlp_hidden: int | None = None       # width inside an MLP; none: 8/3 n_embd, rounded up to a multiple of 64
+    router: str = "block"               # residual rezero layerscale attnres cumulative block rd delta delta_block wav
+    n_blocks: int | None = None         # depth blocks of block, rd, delta_block and wav; none: min(8, n_layer)
+    decouple_v: bool = False            # values read depth by a query of their own (rd is block with this on)
+    rd_control: str = "none"            # none, or a control of decoupled reads: tied, average, frozen_v
+    details: str = "phase,split"        # wav's details: phase, split, both in either order, or none
+    detail_bias: float = -2.0           # first value of the bias on a detail's logit
+    rho: float = 1.0                    # a detail is never louder than rho times its block's sum
+    head_details: bool = False          # wav: the head's read sees the details too
+    null_source: bool = False           # one more source, all zeros, in every depth read
+    route_gate: float | None = None     # delta, delta_block: first value of a learned gate on each mix; none: no gate
+    layerscale_init: float | None = None  # first value of layerscale's gains; none: by depth, as in CaiT
+    plain_read: bool = False            # read depth by the definition, not by the fast path: the same numbers
+    dropout: float = 0.0                # on the embedding, attention weights and updates
+    tie_embeddings: bool = True         # the head is the embedding transposed
+    rope_theta: float = 10000.0         # base of the rotary frequencies
+
+    def __post_init__(self):
+        def check(ok, name, do):
+            if not ok:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; {do}.")
+        for name in ("vocab_size", "seq_len", "n_layer", "n_head", "n_embd"):
+            check(getattr(self, name) >= 1, name, "it must be at least 1")
+        if self.head_dim is None:
+            check(self.n_embd % self.n_head == 0, "n_embd", f"it must be a multiple of n_head ({self.n_head}), "
+                  "or set head_dim")
+            self.head_dim = self.n_embd // self.n_head
+        check(self.head_dim >= 2 and self.head_dim % 2 == 0, "head_dim",
+              "rotary positions turn pairs, so it must be even (without head_dim it is n_embd / n_head)")
+        self.n_kv_head = self.n_head if self.n_kv_head is None else self.n_kv_head
+        check(self.n_kv_head >= 1 and self.n_head % self.n_kv_head == 0, "n_kv_head",
+              f"it must divide n_head ({self.n_head})")
+        if self.mlp_hidden is None:
+            self.mlp_hidden = 64 * math.ceil(8 * self.n_embd / 3 / 64)
+        check(self.mlp_hidden >= 1, "mlp_hidden", "it must be at least 1")
+        near = difflib.get_close_matches(str(self.router), ROUTERS, n=1, cutoff=0.3)
+        check(self.router in ROUTERS, "router", f"did you mean {near[0]}?" if near else f"choose of {' '.join(ROUTERS)}")
+        self.n_blocks = min(8, self.n_layer) if self.n_blocks is None else self.n_blocks
+        check(1 <= self.n_blocks <= self.n_layer, "n_blocks", f"it must be from 1 to n_layer ({self.n_layer})")
+        reads = issubclass(ROUTERS[self.router], DepthRouter)
+        check(reads or not self.decouple_v, "decouple_v", f"the router {self.router} has no depth read to decouple")
+        check(self.rd_control in ("none", "tied", "average", "frozen_v"), "rd_control",
+              "choose of none tied average frozen_v")
+        check(self.decouple_v or self.router == "rd" or self.rd_control == "none", "rd_control",
+              "it controls a decoupled read: choose router rd, or set decouple_v")
+        names = self.detail_names
+        check(set(names) <= {"phase", "split"} and len(set(names)) == len(names), "details",
+              "choose of phase split phase,split none")
+        check(self.rho > 0, "rho", "it must be above 0")
+        check(reads or not self.null_source, "null_source", f"the router {self.router} has no depth read to add it to")
+        check(self.route_gate is None or self.router in ("delta", "delta_block"), "route_gate",
+              "it gates a mix that is added to a stream: choose router delta or delta_block")
+        check(0 <= self.dropout < 1, "dropout", "it must be from 0 to below 1")
+
+    @property
+    def detail_names(self) -> list[str]:
+        return [] if self.details in ("", "none") else [name.strip() for name in self.details.split(",")]
+
+    @property
+    def blocks(self) -> list[range]:
+        """The sublayers of each depth block. L layers split as evenly as they go, the longer blocks first."""
+        short, longer = divmod(self.n_layer, self.n_blocks)
+        sizes = [2 * (short + (b < longer)) for b in range(self.n_blocks)]       # in sublayers, so each one is even
+        ends = [sum(sizes[:b + 1]) for b in range(self.n_blocks)]
+        return [range(end - size, end) for end, size in zip(ends, sizes)]
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The depth read
+
+def wide(x):
+    """x in float32 at least: sums along depth and softmaxes over it stay in float32 under autocast."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+def full_precision(method):
+    """For the methods of an autograd function: autocast leaves them alone."""
+    @functools.wraps(method)
+    def run(ctx, first, *rest):
+        with torch.autocast(first.device.type, enabled=False):
+            return method(ctx, first, *rest)
+    return run
+
+def rms(s):
+    """Root of the mean square of each token's vector: (B, T, D) -> (B, T)."""
+    return (torch.linalg.vecdot(s, s) / s.size(-1) + EPS).sqrt()
+
+def plain_read(query, sources, bias=None):
+    """The depth read by its definition (Attention Residuals, eq. 2-4, without their key gain): a softmax over sources.
+
+        logit_i = query . s_i / rms(s_i) + bias_i        alpha = softmax over i        mix = sum_i alpha_i s_i
+
+    query: (D). sources: n tensors (B, T, D). bias: (n), or None for 0. Returns the mix, (B, T, D), and alpha, (n, B, T).
+    """
+    s = wide(torch.stack(sources))                              # (n, B, T, D)
+    logit = (s * query).sum(-1) / rms(s)                        # (n, B, T)
+    if bias is not None:
+        logit = logit + bias[:, None, None]
+    alpha = logit.softmax(0)
+    return (alpha.unsqueeze(-1) * s).sum(0), alpha
+
+# The fast path computes the same numbers in two steps. All queries are known in advance, so the reads of a run of
+# sublayers share one pass over the sources that exist before the run (`Pass`). It leaves each read with one tensor, its
+# *past*: their mix, and the log-sum-exp of their logits. From then on the past is *one* source with that logit, which the
+# read completes with the few sources written since (`Read`). Autograd keeps the sources, which exist anyway, and one
+# weight for each source and token; no stack, no normed copy, no product. (The Kimi paper decodes like this.)
+
+PASS_READS = 12                         # reads that share a pass, so that their mixes stay in the cache
+PASS_BYTES = 2**24                      # bytes of stacked sources at a time, for the same reason
+
+class Pass(torch.autograd.Function):
+    """R reads over the same n sources. query: (R, D), bias: (R, n) or None, sources: n tensors (..., D).
+
+    Returns the mixes, (R, ..., D), and their logits, (R, ...): the log-sum-exp over sources.
+    """
+    @staticmethod
+    @full_precision
+    def forward(ctx, query, bias, *sources):
+        s = wide(torch.stack(sources, -2))                                      # (B, T, n, D)
+        scale = rms(s).reciprocal().unsqueeze(-1)                               # (B, T, n, 1)
+        dot = (s @ query.T) * scale                                             # (B, T, n, R)
+        logit = dot if bias is None else dot + bias.T
+        lse = logit.logsumexp(-2)                                               # (B, T, R)
+        alpha = (logit - lse.unsqueeze(-2)).exp()                               # (B, T, n, R)
+        mix = alpha.mT @ s                                                      # (B, T, R, D)
+        ctx.save_for_backward(query, bias, scale, dot, alpha, *sources)
+        return mix.movedim(-2, 0), lse.movedim(-1, 0)
+
+    @staticmethod
+    @full_precision
+    def backward(ctx, d_mix, d_lse):
+        query, bias, scale, dot, alpha, *sources = ctx.saved_tensors
+        s = wide(torch.stack(sources, -2))                                      # (B, T, n, D)
+        g = d_mix.movedim(0, -2)                                                # (B, T, R, D)
+        d_alpha = s @ g.mT                                                      # (B, T, n, R)
+        d_logit = alpha * (d_alpha - (alpha * d_alpha).sum(-2, keepdim=True) + d_lse.movedim(0, -1).unsqueeze(-2))
+        d_dot = d_logit * scale
+        pull = (d_logit * dot).sum(-1, keepdim=True) * scale * scale / s.size(-1)         # through rms(s)
+        d_s = alpha @ g + d_dot @ query - pull * s
+        d_query = torch.einsum("...r,...d->rd", d_dot, s)
+        d_bias = None if bias is None else d_logit.flatten(0, -3).sum(0).T
+        return d_query, d_bias, *d_s.unbind(-2)
+
+class Read(torch.autograd.Function):
+    """One read: its past, (..., D) with logit (...), and the n sources written since. Returns the mix, (..., D)."""
+    @staticmethod
+    @full_precision
+    def forward(ctx, query, bias, past, past_logit, *sources):
+        dots = [(s @ query) / rms(s) for s in sources]                          # (B, T) each
+        logits = dots if bias is None else [dot + b for dot, b in zip(dots, bias)]
+        alpha = torch.stack([past_logit, *logits]).softmax(0)                   # (1 + n, B, T)
+        mix = past * alpha[0].unsqueeze(-1)
+        for a, s in zip(alpha[1:], sources):
+            mix = torch.addcmul(mix, s, a.unsqueeze(-1))
+        ctx.save_for_backward(query, bias, alpha, mix, torch.stack(dots), *sources)
+        return mix
+
+    @staticmethod
+    @full_precision
+    def backward(ctx, g):
+        query, bias, alpha, mix, dots, *sources = ctx.saved_tensors
+        mean = torch.linalg.vecdot(g, mix)                                      # (B, T): sum_i alpha_i g . s_i
+        d_logits, d_sources, d_query = [], [], torch.zeros_like(query)
+        for a, dot, s in zip(alpha[1:], dots, sources):
+            d_logit = a * (torch.linalg.vecdot(g, s) - mean)                    # (B, T)
+            scale = rms(s).reciprocal()
+            d_dot = d_logit * scale
+            d_s = g * a.unsqueeze(-1)
+            d_s = torch.addcmul(d_s, d_dot.unsqueeze(-1), query)
+            d_s = torch.addcmul(d_s, (d_dot * dot * scale / s.size(-1)).unsqueeze(-1), s, value=-1)   # through rms(s)
+            d_query += d_dot.flatten() @ s.flatten(0, -2)
+            d_logits.append(d_logit)
+            d_sources.append(d_s)
+        d_bias = None if bias is None else torch.stack([d.sum() for d in d_logits])
+        d_past = g * alpha[0].unsqueeze(-1)
+        return d_query, d_bias, d_past, -sum(d_logits), *d_sources              # softmax: logits' gradients sum to 0
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The routers. forward(e, sublayers): e (B, T, D) is the token embedding, sublayers a list of 2L callables that return
+# their update; what comes back, (B, T, D), is what the final norm and the head see.
+
+class Residual(nn.Module):
+    """The rule that everybody uses: h_l = e + u_0 + .. + u_{l-1}."""
+    def __init__(self, config):
+        super().__init__()
+
+    def forward(self, e, sublayers):
+        h = e
+        for f in sublayers:                                     # attention, MLP, attention, MLP, ...
+            h = h + f(h)
+        return h
+
+class ReZero(nn.Module):
+    """Each update times a learned scalar, 0 at first: h_{l+1} = h_l + gate_l u_l (arXiv 2003.04887)."""
+    def __init__(self, config):
+        super().__init__()
+        self.gate = nn.Parameter(torch.zeros(2 * config.n_layer))
+
+    def forward(self, e, sublayers):
+        h = e
+        for gate, f in zip(self.gate, sublayers):
+            h = h + gate * f(h)
+        return h
+
+class LayerScale(nn.Module):
+    """Each update times a learned vector, small at first: h_{l+1} = h_l + gain_l * u_l (CaiT, arXiv 2103.17239)."""
+    def __init__(self, config):
+        super().__init__()
+        L, first = config.n_layer, config.layerscale_init
+        if first is None:
+            first = 0.1 if L <= 18 else 1e-5 if L <= 24 else 1e-6               # CaiT, section 2
+        self.gain = nn.Parameter(torch.full((2 * L, config.n_embd), first))
+
+    def forward(self, e, sublayers):
+        h = e
+        for gain, f in zip(self.gain, sublayers):
+            h = h + gain * f(h)
+        return h
+
+def passes(run):
+    """A range of sublayers, cut into those that share a pass."""
+    return [run[i:i + PASS_READS] for i in range(0, len(run), PASS_READS)]
+
+def one_pass(query, bias, sources):
+    """A (mix, logit) for each of the queries, (R, D), over the sources."""
+    mix, logit = Pass.apply(query, bias, *sources)
+    return zip(mix, logit)
+
+class DepthRouter(nn.Module):
+    """What the routers with a depth read share: their queries, and how they read. Each has a `forward` of its own.
+
+    A read is begun for a run of sublayers at once, and completed sublayer by sublayer:
+
+        for l, past in self.reads(run, sources):                # all that is older than the run
+            u = sublayers[l](*self.read(l, past, recent))       # and what the run itself has written since
+    """
+    adds = False                        # Delta adds the mix to a stream that stays; else the mix replaces the stream
+    decouple_v = False                  # RD: values read depth by a query of their own
+
+    def __init__(self, config):
+        super().__init__()
+        L, D = config.n_layer, config.n_embd
+        self.config, self.blocks, self.head = config, config.blocks, 2 * L      # the head's read is number 2L
+        self.query = nn.Parameter(torch.zeros(2 * L + (not self.adds), D))      # 0: every source weighs the same
+        query_v = torch.zeros(L, D)                             # row l // 2 is for the values of attention l
+        if not (config.decouple_v or self.decouple_v) or config.rd_control == "tied":
+            self.query_v = None
+        elif config.rd_control == "frozen_v":
+            self.register_buffer("query_v", query_v)            # stays 0: a uniform mix
+        else:
+            self.query_v = nn.Parameter(query_v)
+
+    def first_sources(self, e):
+        """e; with null_source also a source of zeros, whose logit is 0."""
+        return [torch.zeros_like(e), e] if self.config.null_source else [e]
+
+    def reads(self, run, sources, bias=None):
+        """Begin the reads of the sublayers in `run`: yields each l with what `read` needs of the sources older than the run.
+
+        run: a range that starts at an attention. sources: n tensors (B, T, D). bias: (len(run), n) on the logits, or None.
+        """
+        for part in passes(run):
+            start = part.start
+            b = None if bias is None else bias[start - run.start:part.stop - run.start]
+            if self.config.plain_read:
+                yield from ((l, (sources, None if b is None else b[l - start])) for l in part)
+                continue
+            pasts = {l: [past] for l, past in zip(part, one_pass(self.query[start:part.stop], b, sources))}
+            attentions = [l for l in part if l % 2 == 0 and l < self.head]
+            if self.query_v is not None and attentions:
+                query_v = self.query_v[start // 2:start // 2 + len(attentions)]
+                for l, past in zip(attentions, one_pass(query_v, None if b is None else b[::2], sources)):
+                    pasts[l].append(past)
+            yield from pasts.items()
+
+    def read(self, l, past, recent=(), bias=None):
+        """Complete read l with the sources written since its run began: a list of the sublayer's inputs, (B, T, D) each.
+
+        One input, h; at a decoupled attention two, h for queries and keys and h_v for values. bias: (len(recent)) or None.
+        """
+        queries = [self.query[l]]
+        if self.query_v is not None and l % 2 == 0 and l < self.head:
+            queries.append(self.query_v[l // 2])
+        if self.config.plain_read:
+            sources, b = past
+            b = b if bias is None else bias if b is None else torch.cat((b, bias))
+            mixes = [plain_read(query, [*sources, *recent], b)[0] for query in queries]
+        elif recent:
+            mixes = [Read.apply(query, bias, mix, logit, *recent) for query, (mix, logit) in zip(queries, past)]
+        else:
+            mixes = [mix for mix, logit in past]
+        return [sum(mixes) / len(mixes)] if self.config.rd_control == "average" else mixes
+
+    def read_head(self, sources, bias=None):
+        """What the head sees: the mix of all sources by the last query."""
+        (l, past), = self.reads(range(self.head, self.head + 1), sources, bias)
+        return self.read(l, past)[0]
+
+class AttnRes(DepthRouter):
+    """Attention Residuals: every earlier update is a source, and the mix replaces the stream (arXiv 2603.15031).
+
+        h_l = mix over e, u_0, .., u_{l-1}
+    """
+    def forward(self, e, sublayers):
+        sources = self.first_sources(e)
+        for run in passes(range(self.head)):
+            recent = []
+            for l, past in self.reads(run, sources):
+                recent.append(sublayers[l](*self.read(l, past, recent)))
+            sources = sources + recent
+        return self.read_head(sources)
+
+class Cumulative(DepthRouter):
+    """The same over states: adjacent sources are nearly equal, so the weights collapse (Delta AttnRes, section 3).
+
+        h_l = mix over e, e + u_0, .., e + u_0 + .. + u_{l-1}
+    """
+    def forward(self, e, sublayers):
+        sources, state = self.first_sources(e), e
+        for run in passes(range(self.head)):
+            recent = []
+            for l, past in self.reads(run, sources):
+                state = state + sublayers[l](*self.read(l, past, recent))
+                recent.append(state)
+            sources = sources + recent
+        return self.read_head(sources)
+
+class Block(DepthRouter):
+    """Block AttnRes: a source is the sum of a block's updates (arXiv 2603.15031; RD-AttnRes, section 3).
+
+        h_l = mix over e, C_0, .., C_{b-1}, PC        C_b = sum of block b's updates, PC = the sum so far of l's block
+    """
+    def forward(self, e, sublayers):
+        sources = self.first_sources(e)
+        for block in self.blocks:
+            c = torch.zeros_like(e)                             # PC, and C when the block ends
+            for l, past in self.reads(block, sources):
+                recent = [c] if l > block.start else []         # no source before its first update
+                c = c + sublayers[l](*self.read(l, past, recent))
+            sources = [*sources, c]
+        return self.read_head(sources)
+
+class RD(Block):
+    """RD-AttnRes: Block AttnRes in which values read depth by a query of their own (arXiv 2608.01075).
+
+        attention: h = mix by query_l for queries and keys, h_v = mix by query_v_l for values        MLP: as Block
+
+    The two routes are in `reads` and `read`.
+    """
+    decouple_v = True
+
+class Delta(DepthRouter):
+    """Delta AttnRes: the mix of all earlier updates is added to a stream that stays (arXiv 2605.18855).
+
+        h_l = e + u_0 + .. + u_{l-1} + gate_l * mix over e, u_0, .., u_{l-1}        h_0 = e        (gate_l = 1 without gate)
+    """
+    adds = True
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.gate = None if config.route_gate is None else nn.Parameter(torch.full((2 * config.n_layer,), config.route_gate))
+
+    def add(self, l, stream, mixes):
+        """The inputs of sublayer l: the stream and what is routed to it."""
+        if l == 0:
+            return [stream]                                     # nothing to choose from yet
+        return [stream + (mix if self.gate is None else self.gate[l] * mix) for mix in mixes]
+
+    def forward(self, e, sublayers):
+        sources, stream = self.first_sources(e), e
+        for run in passes(range(self.head)):
+            recent = []
+            for l, past in self.reads(run, sources):
+                u = sublayers[l](*self.add(l, stream, self.read(l, past, recent)))
+                stream = stream + u
+                recent.append(u)
+            sources = sources + recent
+        return stream
+
+class DeltaBlock(Delta):
+    """Delta Block: the same with a source for each completed block; the block in progress is in the stream already.
+
+        h_l = e + u_0 + .. + u_{l-1} + gate_l * mix over e, C_0, .., C_{b-1}        h_0 = e
+    """
+    def forward(self, e, sublayers):
+        sources, stream = self.first_sources(e), e
+        for block in self.blocks:
+            c = torch.zeros_like(e)
+            for l, past in self.reads(block, sources):
+                u = sublayers[l](*self.add(l, stream, self.read(l, past)))
+                stream, c = stream + u, c + u
+            sources = [*sources, c]
+        return stream
+
+class WAV(DepthRouter):
+    """WAV v1: a block keeps directional details beside its sum, as sources with a bias of their own (arXiv 2606.06564).
+
+        h_l = mix over e and, of every completed block and of the one in progress, C, D~phase, D~split
+        D_phase = sum a_i u_i, a = +1 for attention, -1 for MLP    D_split = sum r_i u_i, r = +1 in the first half, -1 after
+        D~ = D * min(rms(C) / rms(D), rho), the ratio detached     logit of D~: query . D~ / rms(D~) + detail_bias
+    """
+    def __init__(self, config):
+        super().__init__(config)
+        reads = 2 * config.n_layer + config.head_details
+        self.detail_bias = nn.Parameter(torch.full((reads, len(config.detail_names)), config.detail_bias))
+
+    def signs(self, l, block):
+        """+1 or -1 for each detail: how it counts the update of sublayer l of its block."""
+        sign = {"phase": 1 if l % 2 == 0 else -1, "split": 1 if l - block.start < len(block) // 2 else -1}
+        return [sign[name] for name in self.config.detail_names]
+
+    def past_bias(self, bias, blocks):
+        """The bias of each read on e and on the sources of so many completed blocks: (reads, 1 + details) -> (reads, n)."""
+        return F.pad(bias.repeat(1, blocks), (1 + self.config.null_source, 0))
+
+    def match(self, c, details):
+        """D~: each detail scaled, token by token, to be as loud as its C, or rho times itself where that is less."""
+        with torch.no_grad():
+            ratios = [(rms(c) / rms(d)).clamp(max=self.config.rho).unsqueeze(-1) for d in details]      # (B, T, 1)
+        return [d * ratio for d, ratio in zip(details, ratios)]
+
+    def forward(self, e, sublayers):
+        sources, sums = self.first_sources(e), self.first_sources(e)
+        bias = F.pad(self.detail_bias, (1, 0))                                  # (reads, 1 + details): a sum has bias 0
+        for b, block in enumerate(self.blocks):
+            c, details = torch.zeros_like(e), [torch.zeros_like(e) for _ in self.config.detail_names]
+            for l, past in self.reads(block, sources, self.past_bias(bias[block.start:block.stop], b)):
+                recent = [c, *self.match(c, details)] if l > block.start else []
+                u = sublayers[l](*self.read(l, past, recent, bias[l, :len(recent)]))
+                c, details = c + u, [d + sign * u for d, sign in zip(details, self.signs(l, block))]
+            sources = [*sources, c, *self.match(c, details)]
+            sums = [*sums, c]
+        if self.config.head_details:
+            return self.read_head(sources, self.past_bias(bias[self.head:], len(self.blocks)))
+        return self.read_head(sums)
+
+ROUTERS = {
+    "residual": Residual, "rezero": ReZero, "layerscale": LayerScale,           # fixed or learned weights on updates
+    "attnres": AttnRes, "cumulative": Cumulative,                               # a source for every sublayer
+    "block": Block, "rd": RD, "delta": Delta, "delta_block": DeltaBlock, "wav": WAV,    # the five of the papers
+}
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The sublayers: Qwen3's attention and MLP, each with its pre-norm inside. They return their update.
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight, over the last dimension."""
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        if x.device.type == "cpu":
+            return CPURMSNorm.apply(x, self.weight)
+        return F.rms_norm(x, self.weight.shape, self.weight, EPS)
+
+class CPURMSNorm(torch.autograd.Function):
+    """F.rms_norm is fused on cards, not on CPUs, where its backward pass takes two to three times as long as this."""
+    @staticmethod
+    @full_precision
+    def forward(ctx, x, weight):
+        x = wide(x)
+        scale = rms(x).reciprocal().unsqueeze(-1)                               # (..., 1)
+        ctx.save_for_backward(x, weight, scale)
+        return (x * scale).mul_(weight)
+
+    @staticmethod
+    @full_precision
+    def backward(ctx, g):
+        x, weight, scale = ctx.saved_tensors
+        x = x * scale
+        gx = g * x
+        mean = ((gx @ weight) / x.size(-1)).unsqueeze(-1)                       # (..., 1)
+        d_x = (g * weight).addcmul_(x, mean, value=-1).mul_(scale)
+        return d_x, gx.flatten(0, -2).sum(0)
+
+def rotary_table(config):
+    """cos and signed sin of each position's angles, (2, seq_len, head_dim): pairs are the halves of a head, as in Qwen3."""
+    freqs = config.rope_theta ** (-torch.arange(0, config.head_dim, 2).double() / config.head_dim)
+    angles = torch.outer(torch.arange(config.seq_len).double(), freqs)          # (seq_len, head_dim / 2)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)))
+
+def rotate(x, rope):
+    """Turn each pair of x, (B, T, heads, head_dim), by its position's angle."""
+    cos, sin = rope.unsqueeze(-2)                                               # (T, 1, head_dim) each
+    return torch.addcmul(x * cos, x.roll(x.size(-1) // 2, -1), sin)
+
+class Attention(nn.Module):
+    """Causal attention. Queries and keys are made from h, values from h_v, which is h unless the read is decoupled."""
+    def __init__(self, config):
+        super().__init__()
+        self.head_dim, self.dropout = config.head_dim, config.dropout
+        self.grouped = config.n_head != config.n_kv_head
+        q, kv = config.n_head * config.head_dim, config.n_kv_head * config.head_dim
+        self.norm = RMSNorm(config.n_embd)
+        self.q_proj = nn.Linear(config.n_embd, q, bias=False)
+        self.k_proj = nn.Linear(config.n_embd, kv, bias=False)
+        self.v_proj = nn.Linear(config.n_embd, kv, bias=False)
+        self.o_proj = nn.Linear(q, config.n_embd, bias=False)
+        self.q_norm, self.k_norm = RMSNorm(config.head_dim), RMSNorm(config.head_dim)
+
+    def forward(self, h, h_v=None, *, rope, cache=None):
+        """h, h_v: (B, T, D). rope: (2, T, head_dim), of these T positions. cache: this layer's KVCache. Returns (B, T, D)."""
+        x = self.norm(h)
+        x_v = x if h_v is None else self.norm(h_v)
+        q = self.q_proj(x).unflatten(-1, (-1, self.head_dim))                   # (B, T, n_head, head_dim)
+        k = self.k_proj(x).unflatten(-1, (-1, self.head_dim))                   # (B, T, n_kv_head, head_dim)
+        v = self.v_proj(x_v).unflatten(-1, (-1, self.head_dim))                 # (B, T, n_kv_head, head_dim)
+        q, k = rotate(self.q_norm(q), rope), rotate(self.k_norm(k), rope)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)       # (B, heads, T, head_dim)
+        q, k = q.to(v.dtype), k.to(v.dtype)                                     # autocast: the norms and rotations are float32
+        mask, causal = None, True
+        if cache is not None:
+            k, v = cache.append(k, v)                                           # (B, n_kv_head, S, head_dim): S positions so far
+            T, S = q.size(2), k.size(2)
+            if S > T:                                                           # is_causal would align the first positions
+                mask, causal = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T), False
+        u = F.scaled_dot_product_attention(q, k, v, mask, self.dropout if self.training else 0.0, causal,
+                                           enable_gqa=self.grouped)
+        u = self.o_proj(u.transpose(1, 2).flatten(2))                           # (B, T, n_head, head_dim) -> (B, T, D)
+        return F.dropout(u, self.dropout, self.training)
+
+class MLP(nn.Module):
+    """SwiGLU."""
+    def __init__(self, config):
+        super().__init__()
+        self.dropout = config.dropout
+        self.norm = RMSNorm(config.n_embd)
+        self.gate_proj = nn.Linear(config.n_embd, config.mlp_hidden, bias=False)
+        self.up_proj = nn.Linear(config.n_embd, config.mlp_hidden, bias=False)
+        self.down_proj = nn.Linear(config.mlp_hidden, config.n_embd, bias=False)
+
+    def forward(self, h):
+        x = self.norm(h)
+        u = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))         # (B, T, D) -> mlp_hidden -> D
+        return F.dropout(u, self.dropout, self.training)
+
+class KVCache:
+    """One layer's keys and values of the positions so far, (B, n_kv_head, seq_len, head_dim), filled from the front."""
+    def __init__(self, config):
+        self.length, self.seq_len, self.kv = 0, config.seq_len, None
+
+    def append(self, k, v):
+        if self.kv is None:
+            B, heads, _, width = k.shape
+            self.kv = k.new_empty(2, B, heads, self.seq_len, width)
+        start, self.length = self.length, self.length + k.size(2)
+        self.kv[0, :, :, start:self.length], self.kv[1, :, :, start:self.length] = k, v
+        return self.kv[:, :, :, :self.length]
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The model
+
+class GPT(nn.Module):
+    """Embedding, a router over 2L sublayers, norm, head."""
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.embed = nn.Embedding(config.vocab_size, config.n_embd)
+        self.sublayers = nn.ModuleList(f(config) for _ in range(config.n_layer) for f in (Attention, MLP))
+        self.router = ROUTERS[config.router](config)
+        self.norm = RMSNorm(config.n_embd)
+        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        if config.tie_embeddings:
+            self.lm_head.weight = self.embed.weight
+        self.register_buffer("rope", rotary_table(config).float(), persistent=False)
+        self.init_weights()
+
+    def init_weights(self):
+        """Normal, std 0.02; the two output projections of a layer std 0.02 / sqrt(2L), as in GPT-2.
+
+        Drawn in one order that no router takes part in: one seed gives the same weights under every router.
+        """
+        for name, p in self.named_parameters():
+            if p.dim() == 2 and not name.startswith("router."):
+                out = name.endswith(("o_proj.weight", "down_proj.weight"))
+                nn.init.normal_(p, std=0.02 / math.sqrt(2 * self.config.n_layer) if out else 0.02)
+
+    def forward(self, idx, targets=None, cache=None):
+        """idx, targets: (B, T) int64, T <= seq_len; a target of -1 does not count. cache: one KVCache a layer, for decoding.
+
+        Returns the logits and the mean cross-entropy, in nats a token: (B, T, V) and a scalar with targets, without them
+        (B, 1, V), the last position's, and None.
+        """
+        start = cache[0].length if cache else 0
+        stop = start + idx.size(1)
+        if stop > self.config.seq_len:
+            raise ValueError(f"{stop} tokens are longer than the model's context; seq_len is {self.config.seq_len}.")
+        rope = self.rope[:, start:stop]
+        attention = [functools.partial(f, rope=rope, cache=cache[i] if cache else None)
+                     for i, f in enumerate(self.sublayers[0::2])]
+        sublayers = [f for layer in zip(attention, self.sublayers[1::2]) for f in layer]
+
+        e = F.dropout(self.embed(idx), self.config.dropout, self.training)     # (B, T, D)
+        h = self.norm(self.router(e, sublayers))                                # (B, T, D)
+        if targets is None:
+            return self.lm_head(h[:, -1:]), None                                # (B, 1, V)
+        logits = self.lm_head(h)                                                # (B, T, V)
+        return logits, F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=-1)
+
+    @torch.inference_mode()
+    def stream(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None):
+        """Continue idx, (B, T) int64, token by token: yields (B, 1) int64 a step.
+
+        One token a step goes through the model, with the keys and values of the others kept. When the context is full, it
+        goes on from the last half of it. temperature 0 takes the likeliest token; top_k: draw from the k likeliest only.
+        generator: the torch.Generator to draw with.
+        """
+        cache, feed = None, idx
+        for _ in range(max_new_tokens):
+            if cache is None or cache[0].length == self.config.seq_len:
+                keep = self.config.seq_len if cache is None else max(1, self.config.seq_len // 2)
+                cache, feed = [KVCache(self.config) for _ in range(self.config.n_layer)], idx[:, -keep:]
+            logits = self(feed, cache=cache)[0][:, -1].float()                  # (B, V)
+            if top_k is not None and top_k < logits.size(-1):
+                logits[logits < logits.topk(top_k).values[:, -1:]] = -math.inf
+            if temperature == 0:
+                feed = logits.argmax(-1, keepdim=True)                          # (B, 1)
+            else:
+                feed = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)     # (B, 1)
+            idx = torch.cat((idx, feed), 1)
+            yield feed
+
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None):
+        """idx, (B, T) int64, with max_new_tokens more, (B, T + max_new_tokens). See `stream`."""
+        return torch.cat((idx, *self.stream(idx, max_new_tokens, temperature, top_k, generator)), 1)
+
+    def num_params(self):
+        """The number of parameters; a tied head counts once."""
+        return sum(p.numel() for p in self.parameters())
+
+    def param_groups(self, weight_decay, learning_rate, router_lr=None):
+        """Three groups for AdamW: matrices decay; gains do not; nor do router parameters, which may have their own rate.
+
+        Each group has `lr` and `lr_scale` = lr / learning_rate, for a schedule to multiply.
+        """
+        router = list(self.router.parameters())
+        rest = [p for name, p in self.named_parameters() if not name.startswith("router.")]
+        router_lr = learning_rate if router_lr is None else router_lr
+        groups = [
+            {"params": [p for p in rest if p.dim() == 2], "weight_decay": weight_decay, "lr": learning_rate},
+            {"params": [p for p in rest if p.dim() == 1], "weight_decay": 0.0, "lr": learning_rate},
+            {"params": router, "weight_decay": 0.0, "lr": router_lr},
+        ]
+        return [{**group, "lr_scale": group["lr"] / learning_rate} for group in groups if group["params"]]
