@@ -1,0 +1,309 @@
+"""What lies in a data folder: shards of tokens, meta.json, and the tokenizers that made them. Needs numpy alone.
+
+    data = load_data("data/pystdlib")
+    data.train.window(1000, 257)            # 257 tokens from position 1000 on, int64, whatever shard they lie in
+    data.tokenizer.decode(data.val.window(0, 80))
+
+A shard is the llm.c and modded-nanogpt format: a header of 256 int32 (magic, version, token count, zeros), then the tokens.
+So a folder of their .bin files, which has no meta.json, loads too.
+"""
+import json
+import re
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from common import UserError, atomic_write
+
+SPLITS = ("train", "val", "test")
+FORMATS = {(20240520, 1): np.dtype("<u2"), (20240801, 7): np.dtype("<u4")}      # magic, version -> the tokens' type
+HEADER_BYTES = 256 * 4
+
+# ---------------------------------------------------------------------------------------------------------------------
+# shards
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """uint16 while every id fits, else uint32."""
+    return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
+
+def shard_header(count: int, dtype: np.dtype) -> bytes:
+    """The 1,024 bytes in front of `count` tokens."""
+    header = np.zeros(256, "<i4")
+    header[:3] = *next(key for key, value in FORMATS.items() if value == dtype), count
+    return header.tobytes()
+
+def write_shard(path, tokens) -> None:
+    """Write ids (n,) as one shard: uint16 when all are below 65,536, else uint32. The file is whole or absent."""
+    tokens = np.asarray(tokens)
+    dtype = tokens.dtype if tokens.dtype in FORMATS.values() else token_dtype(int(tokens.max(initial=0)) + 1)
+    with atomic_write(path, "wb") as f:
+        f.write(shard_header(len(tokens), dtype))
+        f.write(tokens.astype(dtype).tobytes())
+
+def read_shard(path) -> np.ndarray:
+    """The tokens of a shard, (n,) uint16 or uint32, mapped and not read. UserError when it is no whole shard."""
+    path = Path(path)
+    try:
+        size = path.stat().st_size
+        header = np.fromfile(path, "<i4", 256)
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing. Prepare the data again, in an empty folder.") from None
+    dtype = FORMATS.get(tuple(int(x) for x in header[:2])) if len(header) == 256 else None
+    if dtype is None:
+        raise UserError(f"{path} is not a token shard: it starts neither with 20240520, 1 nor with 20240801, 7. "
+                        f"Make shards with prepare_data.py.")
+    count = int(header[2])
+    want = HEADER_BYTES + count * dtype.itemsize
+    if count < 0 or size != want:
+        raise UserError(f"{path} is {'cut short' if size < want else 'damaged'}: {size:,} bytes, where its header's {count:,} "
+                        f"tokens need {want:,}. Delete its folder and prepare it again.")
+    return np.memmap(path, dtype, "r", HEADER_BYTES, (count,)) if count else np.empty(0, dtype)
+
+class Tokens:
+    """One split as one long sequence over its shards."""
+
+    def __init__(self, paths):
+        self.paths = [Path(p) for p in paths]
+        self.shards = [read_shard(p) for p in self.paths]
+        self.starts = np.cumsum([0] + [len(s) for s in self.shards])           # where each shard starts, and the end
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def window(self, start: int, length: int) -> np.ndarray:
+        """Tokens start .. start + length, (length,) int64; IndexError when they are not all there."""
+        start, stop = int(start), int(start) + int(length)
+        if start < 0 or stop > len(self) or stop < start:
+            raise IndexError(f"tokens {start} to {stop} of {len(self)}")
+        parts = []
+        i = int(np.searchsorted(self.starts, start, side="right")) - 1         # the shard that holds `start`
+        while start < stop:
+            end = min(stop, int(self.starts[i + 1]))
+            parts.append(self.shards[i][start - self.starts[i]:end - self.starts[i]])
+            start, i = end, i + 1
+        return np.concatenate(parts).astype(np.int64) if parts else np.empty(0, np.int64)
+
+    def largest(self, most: int = 10_000_000) -> int:
+        """The largest id among the first `most` tokens of each shard: does a vocabulary fit? -1 when there is none."""
+        return max((int(s[:most].max(initial=0)) for s in self.shards if len(s)), default=-1)
+
+# ---------------------------------------------------------------------------------------------------------------------
+# tokenizers. Each has encode, encode_all, decode, decode_bytes, vocab_size, end (an id or None), describe.
+
+def utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as e:             # half of a surrogate pair: from a JSON escape, or a prompt in another encoding
+        raise UserError(f"the text has the lone surrogate U+{ord(text[e.start]):04X} at character {e.start}, "
+                        f"which is not UTF-8.") from None
+
+class ByteTokenizer:
+    """Ids 0..255 are the bytes of the UTF-8 text; 256 ends a text."""
+    vocab_size, end = 257, 256
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.frombuffer(utf8(text), np.uint8).astype(np.uint16)
+
+    def encode_all(self, texts: list[str], ends: list[bool]) -> np.ndarray:
+        """The ids of all texts, one after the other, with the end token after text i where ends[i]."""
+        ids = self.encode("".join(texts))
+        if not any(ends):
+            return ids
+        lengths = [len(t) if t.isascii() else self.length(t) for t in texts]
+        return np.insert(ids, np.cumsum(lengths)[ends], self.end)
+
+    def length(self, text: str) -> int:
+        return len(text.encode())
+
+    def decode_bytes(self, ids) -> bytes:
+        """The text's bytes; an end token is nothing."""
+        ids = check_ids(self, ids)
+        return ids[ids != 256].astype(np.uint8).tobytes()
+
+    def decode(self, ids) -> str:
+        return self.decode_bytes(ids).decode(errors="replace")
+
+    def describe(self) -> dict:
+        return {"kind": "byte"}
+
+class CharTokenizer:
+    """Ids in code-point order of the characters, then (unless with_end is False) one that ends a text."""
+
+    def __init__(self, chars: str, with_end: bool = True):
+        self.chars = "".join(sorted(set(chars)))
+        self.end = len(self.chars) if with_end else None
+        self.vocab_size = len(self.chars) + with_end
+        codes = np.frombuffer(self.chars.encode("utf-32-le"), "<u4")
+        self.table = np.full(0x110000, -1, np.int32)         # code point -> id; -1: unknown
+        self.table[codes] = np.arange(len(codes))
+        self.dtype = token_dtype(self.vocab_size)
+        # Plain ASCII text goes through bytes.translate, which is much quicker; its ids are below 128, 255 is unknown.
+        self.ascii = bytes(int(i) if i >= 0 else 255 for i in self.table[:128]) + b"\xff" * 128
+
+    def encode(self, text: str) -> np.ndarray:
+        """Ids (len(text),). UserError names the first character that is not in the vocabulary."""
+        if text.isascii():
+            raw = text.encode().translate(self.ascii)
+            if b"\xff" not in raw:
+                return np.frombuffer(raw, np.uint8).astype(self.dtype)
+        utf8(text)
+        ids = self.table[np.frombuffer(text.encode("utf-32-le"), "<u4")]
+        if len(ids) and ids.min() < 0:
+            c = text[int(np.argmax(ids < 0))]
+            raise UserError(f"the character {c!r} (U+{ord(c):04X}) is not in this vocabulary of {len(self.chars)} characters. "
+                            f"Leave it out, or prepare and train with --tokenizer byte, which knows every character.")
+        return ids.astype(self.dtype)
+
+    encode_all = ByteTokenizer.encode_all
+    length = staticmethod(len)
+
+    def decode(self, ids) -> str:
+        """The text; an end token is nothing."""
+        return "".join(self.chars[i] for i in check_ids(self, ids).tolist() if i != self.end)
+
+    def decode_bytes(self, ids) -> bytes:
+        return self.decode(ids).encode()
+
+    def describe(self) -> dict:
+        return {"kind": "char", "chars": self.chars, "with_end": self.end is not None}
+
+class GPT2Tokenizer:
+    """GPT-2's byte pairs by tiktoken; 50256 ends a text. The ranks are fetched once and kept by tiktoken."""
+    vocab_size, end = 50257, 50256
+
+    def __init__(self):
+        self.bpe = None
+
+    def load(self):
+        """tiktoken's encoding. UserError, and not a long wait, when its ranks are not at hand and cannot be fetched."""
+        if self.bpe is None:
+            result = []
+
+            def get():
+                try:
+                    import tiktoken
+                    result.append(tiktoken.get_encoding("gpt2"))
+                except Exception as e:          # requests, ssl, a bad cache, ...: all of them mean "no ranks"
+                    result.append(e)
+            thread = threading.Thread(target=get, daemon=True)                 # tiktoken itself waits without a limit
+            thread.start()
+            thread.join(60)
+            if not result or isinstance(result[0], Exception):
+                why = f"{type(result[0]).__name__}" if result else "no answer in 60 seconds"
+                raise UserError(
+                    f"the gpt2 tokenizer needs its ranks once from openaipublic.blob.core.windows.net, and that failed ({why}). "
+                    f"Connect, or set TIKTOKEN_CACHE_DIR to such a folder from a connected machine, or use --tokenizer byte.")
+            self.bpe = result[0]
+        return self.bpe
+
+    def encode(self, text: str) -> np.ndarray:
+        """Ids (n,) of the text as plain text: '<|endoftext|>' in it is nothing special."""
+        bpe = self.load()
+        utf8(text)
+        return bpe.encode_to_numpy(text, disallowed_special=()).astype(np.uint16)
+
+    def encode_all(self, texts: list[str], ends: list[bool]) -> np.ndarray:
+        end, parts = np.array([self.end], np.uint16), [np.empty(0, np.uint16)]
+        for text, ended in zip(texts, ends):
+            parts += [self.encode(text), end] if ended else [self.encode(text)]
+        return np.concatenate(parts)
+
+    def decode_bytes(self, ids) -> bytes:
+        ids = check_ids(self, ids)
+        return self.load().decode_bytes(ids[ids != self.end].tolist())
+
+    def decode(self, ids) -> str:
+        """The text; an end token is nothing, and half a character is U+FFFD."""
+        return self.decode_bytes(ids).decode(errors="replace")
+
+    def describe(self) -> dict:
+        return {"kind": "gpt2"}
+
+def check_ids(tok, ids) -> np.ndarray:
+    ids = np.atleast_1d(np.asarray(ids, np.int64))
+    if len(ids) and not 0 <= ids.min() <= ids.max() < tok.vocab_size:
+        raise UserError(f"token {ids[(ids < 0) | (ids >= tok.vocab_size)][0]} is outside the vocabulary of {tok.vocab_size}.")
+    return ids
+
+def tokenizer_from(described: dict):
+    """The tokenizer whose describe() gave this dict, from a meta.json or a checkpoint."""
+    try:
+        kind = described["kind"]
+        if kind == "char":
+            return CharTokenizer(described["chars"], described["with_end"])
+        return {"byte": ByteTokenizer, "gpt2": GPT2Tokenizer}[kind]()
+    except (KeyError, TypeError):
+        raise UserError(f"no tokenizer is known by this description: {str(described)[:80]}") from None
+
+# ---------------------------------------------------------------------------------------------------------------------
+# a data folder
+
+@dataclass
+class Data:
+    path: Path
+    meta: dict                              # meta.json, or {} for ready-made shards
+    vocab_size: int | None                  # None: ready-made shards that do not say
+    tokenizer: object | None
+    train: Tokens
+    val: Tokens | None
+    test: Tokens | None
+
+    def bytes_per_token(self, split: str) -> float | None:
+        """UTF-8 bytes of text for each token of a split, end tokens counted; None when that is not known."""
+        counts = self.meta.get("splits", {}).get(split)
+        return counts["bytes"] / counts["tokens"] if counts and counts["tokens"] else None
+
+    def check_window(self, seq_len: int, splits=("train", "val")) -> None:
+        """UserError when a split has not even one window of seq_len inputs and their targets."""
+        for split in splits:
+            n = len(getattr(self, split) or ())
+            if n < seq_len + 1:
+                raise UserError(f"{self.path}: the {split} split has {n:,} tokens, and one window of --seq_len {seq_len} takes "
+                                f"{seq_len + 1:,}. Prepare more text, or use a smaller --seq_len.")
+
+def load_data(path) -> Data:
+    """A data folder, checked: every shard is whole and has the tokens that meta.json says. UserError otherwise."""
+    path = Path(path)
+    if not path.is_dir():
+        raise UserError(f"there is no data folder {path}. Make it with prepare_data.py (--help shows how).")
+    meta_path = path / "meta.json"
+    if not meta_path.exists():
+        return load_ready_made(path)
+    try:
+        meta = json.loads(meta_path.read_text(encoding="utf-8"))
+        shards = {s: [(path / shard["file"], shard["tokens"]) for shard in meta["splits"][s]["shards"]] for s in SPLITS}
+        vocab_size, described = int(meta["vocab_size"]), meta["tokenizer"]
+        for s in SPLITS:
+            meta["splits"][s]["bytes"] + meta["splits"][s]["tokens"] + meta["splits"][s]["documents"]
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{meta_path} is damaged. Delete {path} and prepare it again.") from None
+    splits = {s: Tokens([p for p, _ in shards[s]]) if shards[s] else None for s in SPLITS}
+    for s in SPLITS:
+        for (p, want), shard in zip(shards[s], splits[s].shards if splits[s] else ()):
+            if len(shard) != want:
+                raise UserError(f"{p} has {len(shard):,} tokens, and meta.json says {want:,}. Delete {path} and prepare it again.")
+        if sum(n for _, n in shards[s]) != meta["splits"][s]["tokens"]:
+            raise UserError(f"{meta_path} is damaged: the shards of {s} do not add up. Delete {path} and prepare it again.")
+    if splits["train"] is None:
+        raise UserError(f"{path} has no training tokens. Delete it and prepare it again.")
+    return Data(path, meta, vocab_size, tokenizer_from(described), **splits)
+
+def load_ready_made(path: Path) -> Data:
+    """A folder of llm.c or modded-nanogpt .bin files: the split is in each name, the order is the names'."""
+    if (path / "progress.json").exists():
+        raise UserError(f"{path} is not ready: its preparation has not ended. Run the same prepare_data.py command again.")
+    names = {s: sorted(p for p in path.glob("*.bin") if re.search(rf"(^|[_-]){s}[_.-]", p.name)) for s in SPLITS}
+    if not names["train"]:
+        raise UserError(f"{path} has neither a meta.json nor shards named like fineweb_train_000001.bin. "
+                        f"Make a data folder with prepare_data.py.")
+    splits = {s: Tokens(names[s]) if names[s] else None for s in SPLITS}
+    # Those two projects write GPT-2 tokens as uint16, and llm.c Llama 3's as uint32, under these names. Other names say nothing.
+    known = all(re.match(r"(edu_)?fineweb_|tiny_?shakespeare_|tiny_?stories_", p.name, re.I) for s in SPLITS for p in names[s])
+    wide = any(shard.dtype.itemsize == 4 for s in SPLITS if splits[s] for shard in splits[s].shards)
+    vocab_size = (128256 if wide else 50257) if known else None
+    largest = max(t.largest() for t in splits.values() if t)
+    if vocab_size and largest >= vocab_size:
+        vocab_size = None
+    return Data(path, {}, vocab_size, GPT2Tokenizer() if vocab_size == 50257 else None, **splits)
