@@ -1,0 +1,996 @@
+"""Text to memmapped token shards, in bounded memory.
+
+    python prepare_data.py --dataset pystdlib                               # the Python standard library: no network
+    python prepare_data.py --dataset text8 | tinystories                    # downloaded, checked
+    python prepare_data.py --dataset fineweb-edu --max_tokens 2.0B          # a prefix; the rest is not fetched
+    python prepare_data.py --input book.txt 'notes/**/*.jsonl.gz' --tokenizer gpt2
+    python prepare_data.py --info data/pystdlib
+
+Three steps: `pieces` reads any corpus as a stream of documents, each with its split; threads encode jobs of about a million
+characters (tiktoken and numpy let go of Python's lock while they work); shards are written in the order of the jobs. So the
+bytes do not depend on the number of workers, and a run that was stopped goes on from its last saved job.
+The format of what is written stands in data.py.
+"""
+import codecs
+import contextlib
+import errno
+import fcntl
+import glob
+import gzip
+import hashlib
+import http.client
+import io
+import json
+import os
+import platform
+import re
+import sys
+import sysconfig
+import time
+import urllib.error
+import urllib.request
+import zipfile
+import zlib
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from common import Parser, UserError, atomic_write, run
+from data import (HEADER_BYTES, SPLITS, ByteTokenizer, CharTokenizer, GPT2Tokenizer, load_data, shard_header,
+                  token_dtype, tokenizer_from)
+
+BLOCK = 2**20                   # characters of a job, and at most of one piece of a document
+LINE_LIMIT = 2**28              # bytes of one JSON line
+SHARD_TOKENS = 100_000_000      # tokens of a full shard, as in llm.c
+SAVE_SECONDS = 10               # between two saves of the progress
+OURS = re.compile(r"(train|val|test)_\d{6}\.bin(\.tmp)?|(meta|progress)\.json(\.tmp)?|input\.tmp|\.lock")
+
+# ---------------------------------------------------------------------------------------------------------------------
+# corpora
+
+@dataclass
+class File:
+    name: str                               # as it counts: for kind, order and hash
+    path: Path | None = None                # on this machine; None: still to be fetched from url
+    url: str = ""
+    size: int | None = None                 # of the download, where known
+    sha256: str | None = None
+    split: str | None = None                # all its documents go there, or
+    key: str | None = None                  # the hash of this decides, not the hash of the content
+
+@dataclass
+class Corpus:
+    name: str
+    files: list[File]
+    tokenizer: str = "char"                 # unless --tokenizer says otherwise
+    fractions: tuple = (0.95, 0.025, 0.025)
+    position: bool = False                  # one running text: its first 95 % are train, and so on
+    ends: bool = True                       # an end token after each document
+    separator: str | None = None
+    text_key: str = "text"
+    id_key: str | None = None               # the column whose hash decides the split
+    total: int | None = None                # bytes of all files
+    errors: str = "strict"
+    read: int = 0                           # bytes of the files read so far, for the bar
+    full: bool = False                      # train has its max_tokens
+
+def hub(repo: str, revision: str, name: str, **kwargs) -> File:
+    return File(name, url=f"https://huggingface.co/datasets/{repo}/resolve/{revision}/{name}", **kwargs)
+
+def text8() -> Corpus:
+    zip_file = File("text8.zip", url="http://mattmahoney.net/dc/text8.zip", size=31_344_016,
+                    sha256="a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232")
+    return Corpus("text8", [zip_file], fractions=(0.9, 0.05, 0.05), position=True, ends=False)
+
+def tinystories() -> Corpus:
+    place = "roneneldan/TinyStories", "f54c09fd23315a6f9c86f9dc80f725de7d8f9c64"
+    files = [hub(*place, "TinyStoriesV2-GPT4-train.txt", split="train"), hub(*place, "TinyStoriesV2-GPT4-valid.txt")]
+    return Corpus("tinystories", files, fractions=(0, 0.5, 0.5), separator="<|endoftext|>")
+
+def fineweb_edu() -> Corpus:
+    place = "HuggingFaceFW/fineweb-edu", "87f09149ef4734204d70ed1d046ddc9ca3f2b8f9"
+    files = [hub(*place, f"sample/10BT/{i:03d}_00000.parquet") for i in range(14)]
+    files[-1].size, files[-1].sha256 = 540_632_672, "b393f51fefab26cd6f4c8f65707c1924f6666c4961a0ebebe04bb57f7ec832de"
+    return Corpus("fineweb-edu", files, "gpt2", (0.99, 0.005, 0.005), id_key="id", total=28_518_193_415)
+
+def pystdlib() -> Corpus:
+    """The standard library's pure ASCII source files, without tests and vendored packages, in the order of their names' hashes."""
+    root = Path(sysconfig.get_path("stdlib"))
+    skip = re.compile(r"(^|/)(tests?|idle_test|__pycache__|_bundled|site-packages|dist-packages|pip|setuptools|lib-dynload)/"
+                      r"|^config-|(^|/)_sysconfigdata")                         # the last two are about the machine
+    files = []
+    for path in root.rglob("*.py"):
+        name = path.relative_to(root).as_posix()
+        with contextlib.suppress(OSError):                                      # unreadable: as if it were not there
+            if not skip.search(name) and path.read_bytes().isascii():
+                files.append(File(name, path, key=name))
+    if not files:
+        raise UserError(f"this Python has no source files of its standard library in {root}. Use --input FILE.")
+    files.sort(key=lambda f: hashlib.sha256(f.name.encode()).digest())
+    return Corpus("pystdlib", files, fractions=(0.9, 0.05, 0.05))
+
+DATASETS = {"pystdlib": pystdlib, "text8": text8, "tinystories": tinystories, "fineweb-edu": fineweb_edu}
+
+KINDS = {".txt": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
+PACKED = (".gz", ".zip", ".zst")
+FOREIGN = (".tar", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".lz4", ".pdf", ".docx", ".bin", ".npy")
+
+def kind_of(name: str) -> str:
+    """'text', 'jsonl' or 'parquet' by the suffix that is left without .gz, .zip or .zst; any other suffix is text."""
+    stem = name[:-len(Path(name).suffix)] if Path(name).suffix.lower() in PACKED else name
+    return KINDS.get(Path(stem).suffix.lower(), "text")
+
+def input_files(patterns: list[str]) -> list[File]:
+    """The files that --input names: files, globs, and folders with all .txt, .jsonl and .parquet in them, sorted."""
+    files = []
+    for pattern in patterns:
+        found = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
+        if not found:
+            raise UserError(f"--input {pattern}: there is no such file or folder.")
+        for path in map(Path, found):
+            if not path.is_dir():
+                files.append(File(path.name, path))
+                continue
+            inside = [p for p in sorted(path.rglob("*")) if p.is_file() and not p.name.startswith(".")
+                      and {s.lower() for s in p.suffixes[-2:]} & set(KINDS)]
+            if not inside and len(found) == 1:
+                raise UserError(f"--input {pattern}: the folder has no .txt, .jsonl or .parquet file in it.")
+            files += [File(p.relative_to(path).as_posix(), p) for p in inside]
+    for f in files:
+        if f.path.suffix.lower() in FOREIGN or ".tar." in f.name.lower():
+            raise UserError(f"{f.path}: this kind of file is not read. Unpack or convert it to .txt, .jsonl or .parquet "
+                            f"(each also .gz, .zip or .zst).")
+        f.size = f.path.stat().st_size
+    return files
+
+# ---------------------------------------------------------------------------------------------------------------------
+# reading: any file as a stream of pieces of documents
+
+class Zst(io.RawIOBase):
+    """A .zst file as a stream. Unlike zstandard's own reader it notices a file that is cut short."""
+
+    def __init__(self, raw):
+        try:
+            import zstandard
+        except ImportError:
+            raise UserError(f"{raw.name} needs zstandard: pip install zstandard, or unpack it first with zstd -d.") from None
+        self.raw, self.new, self.ready = raw, zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj, b""
+        self.frame = None
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        while not self.ready:
+            data = self.raw.read(2**14)
+            if not data:
+                if self.frame is not None:
+                    raise EOFError("it ends in the middle of a frame")
+                return 0
+            while data:
+                self.frame = self.frame or self.new()
+                self.ready += self.frame.decompress(data)
+                data = self.frame.unused_data if self.frame.eof else b""
+                if self.frame.eof:
+                    self.frame = None
+        n = min(len(buffer), len(self.ready))
+        buffer[:n], self.ready = self.ready[:n], self.ready[n:]
+        return n
+
+@contextlib.contextmanager
+def damage(name):
+    """What a broken file makes its library raise, as one sentence."""
+    try:
+        yield
+    except (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile, NotImplementedError) as e:
+        raise UserError(f"{name} is damaged, cut short, or not what its name says: {e}. Get it again.") from None
+    except RuntimeError as e:                                                   # zipfile: "File ... is encrypted"
+        raise UserError(f"{name}: {e}") from None
+    except Exception as e:
+        if type(e).__module__.startswith(("zstd", "zstandard", "pyarrow")):
+            reason = str(e).splitlines()[0][:200] if str(e) else type(e).__name__
+            raise UserError(f"{name} is damaged, cut short, or not what its name says: {reason}. Get it again.") from None
+        raise
+
+def streams(path: Path, raw):
+    """(name, kind, binary stream) of a file: itself, unpacked, or each file in a .zip. `raw` is the open file."""
+    suffix = path.suffix.lower()
+    if suffix == ".zip":
+        with zipfile.ZipFile(raw) as z:
+            for info in sorted(z.infolist(), key=lambda i: i.filename):
+                if not info.is_dir() and not info.filename.startswith("__MACOSX/"):
+                    with z.open(info) as f:
+                        yield f"{path}: {info.filename}", kind_of(info.filename), f
+    elif suffix == ".gz":
+        yield path, kind_of(path.name), gzip.GzipFile(fileobj=raw)
+    elif suffix == ".zst":
+        yield path, kind_of(path.name), io.BufferedReader(Zst(raw), 2**18)
+    else:
+        yield path, kind_of(path.name), raw
+
+def not_utf8(name, error: UnicodeDecodeError, offset: int) -> UserError:
+    return UserError(f"{name} is not UTF-8: byte 0x{error.object[error.start]:02x} at offset {offset:,}. Convert it "
+                     f"(iconv -f ENCODING -t UTF-8), or use --errors replace, which puts U+FFFD there.")
+
+def decoded(stream, name, errors: str):
+    """The text of a binary stream, chunk by chunk; UserError gives the offset of the first byte that is not UTF-8."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors)
+    read = 0
+    while True:
+        raw = stream.read(2**18)
+        waiting = len(decoder.getstate()[0])                                    # bytes of a character begun before
+        try:
+            yield decoder.decode(raw, final=not raw)
+        except UnicodeDecodeError as e:
+            raise not_utf8(name, e, read - waiting + e.start) from None
+        read += len(raw)
+        if not raw:
+            return
+
+def cut_point(text: str) -> int:
+    """Where to cut a text longer than BLOCK: at a blank or newline after something visible, which gpt2 never joins."""
+    i, lowest = BLOCK, BLOCK - min(BLOCK // 2, 2**16)
+    while (i := max(text.rfind(" ", lowest, i), text.rfind("\n", lowest, i))) > 0:
+        if not text[i - 1].isspace():
+            return i
+    return BLOCK                                                                # 65,536 characters without a blank
+
+def text_documents(chunks, separator: str | None):
+    """(text, last) pieces of the documents in a text. A line break on either side of a separator belongs to it."""
+    edge = "" if separator and separator.strip("\r\n") != separator else r"(?:\r?\n)?"
+    pattern = re.compile(edge + re.escape(separator) + edge) if separator else None
+    margin = len(separator) + 4 if separator else 0                             # a separator that is only half read
+    rest = ""
+    for chunk in chunks:
+        rest += chunk
+        if pattern:
+            start = 0
+            for m in pattern.finditer(rest):
+                if m.end() + 2 > len(rest):                                     # its line break may come in the next chunk
+                    break
+                yield from long_document(rest[start:m.start()])
+                start = m.end()
+            rest = rest[start:]
+        while len(rest) > BLOCK + margin:
+            cut = cut_point(rest)
+            yield rest[:cut], False
+            rest = rest[cut:]
+    for text in pattern.split(rest) if pattern else [rest]:
+        yield from long_document(text)
+
+def long_document(text: str):
+    """One document as (text, last) pieces of at most BLOCK characters."""
+    while len(text) > BLOCK:
+        cut = cut_point(text)
+        yield text[:cut], False
+        text = text[cut:]
+    yield text, True
+
+def json_documents(stream, name, corpus: Corpus):
+    """(text, key) of the objects in a .jsonl stream."""
+    offset = 0
+    for number in range(1, sys.maxsize):
+        raw = stream.readline(LINE_LIMIT)
+        if not raw:
+            return
+        where = f"{name}, line {number}"
+        if len(raw) == LINE_LIMIT:
+            raise UserError(f"{where} is longer than {LINE_LIMIT >> 20} MiB. Is this JSON lines, one object a line?")
+        try:
+            line = raw.decode(errors=corpus.errors)
+        except UnicodeDecodeError as e:
+            raise not_utf8(where, e, offset + e.start) from None
+        offset += len(raw)
+        if line.isspace():
+            continue
+        try:
+            row = json.loads(line.removeprefix("\ufeff"))
+        except (ValueError, RecursionError) as e:
+            raise UserError(f"{where} is not JSON: {e}. Is this JSON lines, one object a line?") from None
+        if not isinstance(row, dict):
+            raise UserError(f"{where} is not a JSON object but {str(row)[:40]!r}. A line looks like {{\"text\": \"...\"}}.")
+        if corpus.text_key not in row:
+            raise UserError(f"{where} has no {corpus.text_key!r}, only {', '.join(map(repr, row)) or 'nothing'}. "
+                            f"Name the text with --text_key.")
+        text = row[corpus.text_key]
+        if not isinstance(text, str):
+            raise UserError(f"{where}: {corpus.text_key!r} is {str(text)[:40]!r}, which is not text. Choose --text_key.")
+        try:
+            text.encode()
+        except UnicodeEncodeError as e:                                         # "\ud800" is JSON, but no character
+            if corpus.errors == "strict":
+                raise UserError(f"{where}: the text has half a character, \\u{ord(text[e.start]):04x}, which is not UTF-8. "
+                                f"Use --errors replace, which puts U+FFFD there.") from None
+            text = re.sub("[\ud800-\udfff]", "\ufffd", text)
+        yield text, None
+
+def parquet_documents(path: Path, name, corpus: Corpus):
+    """(text, key, part of the file read so far) of the rows of a parquet file, a few hundred rows at a time."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise UserError(f"{name} needs pyarrow: pip install pyarrow, or give --input .txt or .jsonl files.") from None
+    with pq.ParquetFile(path, pre_buffer=False) as f:
+        columns = [corpus.text_key] + ([corpus.id_key] if corpus.id_key else [])
+        for column in columns:
+            if column not in f.schema_arrow.names:
+                flag = " Name the text with --text_key." if column == corpus.text_key else ""
+                raise UserError(f"{name} has no column {column!r}, only {', '.join(map(repr, f.schema_arrow.names))}.{flag}")
+            kind = f.schema_arrow.field(column).type
+            if not any(str(kind).startswith(word) or f"values={word}" in str(kind) for word in ("string", "large_string")):
+                raise UserError(f"{name}: the column {column!r} is {kind}, which is not text. Choose --text_key.")
+        number, rows = 0, max(f.metadata.num_rows, 1)
+        for batch in f.iter_batches(batch_size=256, columns=columns, use_threads=False):
+            texts, *ids = (batch.column(c).cast(pa.large_binary()).to_pylist() for c in columns)
+            for i, raw in enumerate(texts):
+                number += 1
+                if raw is None:
+                    continue
+                try:
+                    text = raw.decode(errors=corpus.errors)
+                except UnicodeDecodeError as e:
+                    raise not_utf8(f"{name}, row {number}", e, e.start) from None
+                key = ids[0][i].decode(errors="replace") if ids and ids[0][i] is not None else None
+                yield text, key, number / rows
+
+def file_pieces(file: File, corpus: Corpus, folder: Path):
+    """(key, text, last) of all documents of one file; `key` (or, when it is None, the text) decides the split."""
+    before = corpus.read
+    with open(file.path, "rb") as raw, damage(file.path):
+        size = os.fstat(raw.fileno()).st_size
+        for name, kind, stream in streams(file.path, raw):
+            if kind == "text":
+                for text, last in text_documents(decoded(stream, name, corpus.errors), corpus.separator):
+                    corpus.read = before + raw.tell()
+                    yield file.key, text, last
+            elif kind == "jsonl":
+                for text, key in json_documents(stream, name, corpus):
+                    corpus.read = before + raw.tell()
+                    for piece, last in long_document(text):
+                        yield key, piece, last
+            else:
+                path, spare = file.path, folder / "input.tmp"                   # parquet is not read from front to back
+                if stream is not raw:
+                    path = spare
+                    with open(spare, "wb") as f:
+                        while data := stream.read(2**20):
+                            f.write(data)
+                for text, key, part in parquet_documents(path, name, corpus):
+                    corpus.read = before + int(size * part)
+                    for piece, last in long_document(text):
+                        yield key, piece, last
+                spare.unlink(missing_ok=True)
+        corpus.read = before + size
+
+def split_of(key: str, fractions) -> str:
+    """The split of a document: the first 64 bits of sha256(key), as a number in [0, 1), and the fractions decide."""
+    u = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8]) / 2**64
+    train, val, _ = fractions
+    return "val" if u < val else "train" if u < val + train else "test"
+
+def pieces(corpus: Corpus, folder: Path, place=None):
+    """(split, text, last) of everything in a corpus, in order. A document with nothing but white space is left out.
+
+    A document goes by its file's split, by its key, or by its content, that is by its first piece (2**20 characters).
+    """
+    first, corpus.read = True, 0
+    for file in corpus.files:
+        if corpus.full and file.split == "train":
+            continue
+        if file.path is None:
+            file.path = place(file)
+        for key, text, last in file_pieces(file, corpus, folder):
+            if first and last and (not text or text.isspace()):
+                continue
+            if first:
+                split = file.split or split_of(text if key is None else key, corpus.fractions)
+            first = last
+            yield split, text, last
+            if corpus.full and file.split == "train":
+                first = True
+                break
+
+def by_position(stream, total: int, fractions):
+    """(split, text, last) of one running text of `total` bytes: cut at the fractions, at whole characters."""
+    ends = [round(total * fractions[0]), round(total * (fractions[0] + fractions[1])), total]
+    at, part = 0, 0
+    for _, text, _ in stream:
+        raw = text.encode()
+        while part < 2 and at + len(raw) >= ends[part]:
+            cut = max(ends[part] - at, 0)
+            while cut < len(raw) and raw[cut] & 0xC0 == 0x80:                   # inside a character
+                cut += 1
+            if fractions[part] and cut:
+                yield SPLITS[part], raw[:cut].decode(), True
+            raw, at, part = raw[cut:], at + cut, part + 1
+        at += len(raw)
+        if raw:
+            yield SPLITS[part], raw.decode(), at >= total
+
+def jobs(stream, corpus: Corpus):
+    """(pieces, bytes of the files read so far): runs of pieces, about BLOCK characters each."""
+    job, size = [], 0
+    for piece in stream:
+        job.append(piece)
+        size += len(piece[1])
+        if size >= BLOCK:
+            yield job, corpus.read
+            job, size = [], 0
+    if job:
+        yield job, corpus.read
+
+# ---------------------------------------------------------------------------------------------------------------------
+# downloads
+
+WAIT = 1.0                      # seconds before the second try, doubled for each further one
+TRIES = 5                       # in a row that bring nothing
+
+class Unfinished(UserError):
+    """The network's fault: what has been done is kept, and the same command goes on."""
+
+class Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects, and keeps what the hub tells only in its first answer: the file's size and sha256."""
+    linked = {}
+
+    def redirect_request(self, req, fp, code, msg, headers, newurl):
+        self.linked = {**self.linked, **{k.lower(): v for k, v in headers.items() if k.lower().startswith("x-linked-")}}
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+ELSEWHERE = "Get it from a mirror with --source URL|FILE, or use --dataset pystdlib, which needs no network."
+
+def fetch(url: str, path: Path, size: int | None = None, sha256: str | None = None) -> None:
+    """Download to `path`, which appears when it is whole and checked. What a stopped download has got is used again."""
+    part, mark = path.with_name(path.name + ".part"), path.with_name(path.name + ".part.etag")
+    if not url.startswith(("http://", "https://")):
+        raise UserError(f"--source {url}: only http:// and https:// are fetched; a file or folder is named by its path.")
+    bar = tqdm(total=size, desc=path.name, unit="B", unit_scale=True, disable=None, leave=False)
+    tries = 0
+    while True:
+        have = part.stat().st_size if part.exists() else 0
+        redirects = Redirects()
+        request = urllib.request.Request(url, headers={"User-Agent": "nanodepth", "Accept-Encoding": "identity"})
+        if have:
+            request.add_header("Range", f"bytes={have}-")
+            if mark.exists():
+                request.add_header("If-Range", mark.read_text())                # a changed file is sent whole
+        got, why, total = 0, "", None
+        try:
+            with urllib.request.build_opener(redirects).open(request, timeout=30) as r:
+                total = int(r.headers.get("Content-Length") or -1)
+                if r.status == 206:
+                    start, total = re.match(r"bytes (\d+)-\d+/(\d+|\*)", r.headers.get("Content-Range", "")).groups()
+                    total = -1 if total == "*" else int(total)
+                    if int(start) != have:
+                        raise http.client.HTTPException(f"asked for byte {have}, got byte {start}")
+                else:
+                    have = 0
+                linked = redirects.linked.get("x-linked-etag", "").strip('"')
+                sha256 = sha256 or (linked if re.fullmatch("[0-9a-f]{64}", linked) else None)
+                if size is not None and total not in (-1, size):
+                    part.unlink(missing_ok=True)
+                    raise UserError(f"{url} has {total:,} bytes; the right file has {size:,}. {ELSEWHERE}")
+                etag = r.headers.get("ETag", "")
+                if etag and not etag.startswith("W/"):
+                    mark.write_text(etag)
+                else:
+                    mark.unlink(missing_ok=True)
+                bar.total, bar.n = total if total > 0 else None, have
+                with open(part, "ab" if have else "wb") as f:
+                    while data := r.read(2**18):
+                        save(f, data, part)
+                        got += len(data)
+                        bar.update(len(data))
+                    f.flush()
+                    os.fsync(f.fileno())
+                why = f"the connection was cut after {have + got:,} of {total:,} bytes"
+        except urllib.error.HTTPError as e:
+            if e.code == 416 and have:                                          # nothing is left to send, or the file has changed
+                known = re.match(r"bytes \*/(\d+)", e.headers.get("Content-Range", ""))
+                total = int(known.group(1)) if known else size
+                if total != have:
+                    part.unlink()
+            elif e.code in (408, 429) or e.code >= 500:
+                why = f"the server answered {e.code} {e.reason}"
+            else:
+                raise UserError(f"{url}: the server answered {e.code} {e.reason}. {ELSEWHERE}") from None
+        except (urllib.error.URLError, http.client.HTTPException, OSError, AttributeError) as e:
+            if isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+                raise
+            why = f"the connection failed ({getattr(e, 'reason', None) or e or type(e).__name__})"
+            if not got and not have and tries == 0 and isinstance(e, urllib.error.URLError):
+                raise Unfinished(f"{url}: {why}. {ELSEWHERE}") from None        # there is no network: say so at once
+        have += got
+        if have and (total == have or total == -1 and not why.startswith("the connection failed")):
+            break
+        tries = 0 if got else tries + 1
+        if tries >= TRIES:
+            raise Unfinished(f"{url}: {why}. Run the same command again to go on. {ELSEWHERE}")
+        time.sleep(WAIT * 2**tries)
+    bar.close()
+    if size is not None and have != size:
+        part.unlink()
+        raise UserError(f"{url} has {have:,} bytes; the right file has {size:,}. {ELSEWHERE}")
+    try:
+        check_sum(part, url, sha256)
+    except UserError:
+        part.unlink()
+        raise
+    os.replace(part, path)
+    mark.unlink(missing_ok=True)
+
+def save(f, data: bytes, path) -> None:
+    """Write, with the file's name in the error: a write says nothing of where the disk is full."""
+    try:
+        f.write(data)
+    except OSError as e:
+        raise OSError(e.errno, e.strerror, str(path)) from None
+
+def file_sha256(path) -> str:
+    with open(path, "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+def check_sum(path: Path, name, sha256: str | None) -> None:
+    if sha256 and (got := file_sha256(path)) != sha256:
+        raise UserError(f"{name} has the checksum sha256 {got[:16]}..., and the right file {sha256[:16]}...: it was changed or "
+                        f"damaged. {ELSEWHERE}")
+
+def locate(file: File, source: str | None, cache: Path, check: bool) -> Path:
+    """The path of a corpus's file: found in the folder (or as the file) --source, or downloaded to the cache."""
+    size, sha256 = (file.size, file.sha256) if check else (None, None)
+    name = Path(file.name).name
+    if source and "://" not in source:
+        given = Path(source)
+        places = [given / file.name, given / name] if given.is_dir() else [given]
+        path = next((p for p in places if p.is_file()), None)
+        if path is None:
+            raise UserError(f"--source {source}: " + (f"the folder has no {name}." if given.is_dir() else
+                                                       "there is no such file or folder."))
+        if size is not None and path.suffix == Path(name).suffix and path.stat().st_size != size:
+            raise UserError(f"{path} has {path.stat().st_size:,} bytes; the right file has {size:,}. "
+                            f"--no_check takes it as it is.")
+        if path.suffix == Path(name).suffix:
+            check_sum(path, path, sha256)
+        return path
+    url = file.url
+    if source:                                                                  # one file, or a folder of them
+        url = source if Path(source).suffix == Path(name).suffix else f"{source.rstrip('/')}/{file.name}"
+        cache = cache.with_name(f"{cache.name}-{hashlib.sha256(source.encode()).hexdigest()[:8]}")
+    path = cache / name
+    cache.mkdir(parents=True, exist_ok=True)
+    with lock(cache, "downloading to"):
+        if not path.exists():
+            fetch(url, path, size, sha256)
+    return path
+
+@contextlib.contextmanager
+def lock(folder: Path, doing: str):
+    """One process at a time; the system lets go of the lock when that process ends, however it ends."""
+    path = folder / ".lock"
+    while True:
+        f = open(path, "a")
+        try:
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            f.close()
+            raise UserError(f"another run is {doing} {folder}. Wait for it, or choose another --out.") from None
+        if os.fstat(f.fileno()).st_nlink:                                       # 0: its last owner has just removed it
+            break
+        f.close()
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        f.close()
+
+# ---------------------------------------------------------------------------------------------------------------------
+# writing
+
+class Writer:
+    """The shards of one split. `done` is what progress.json knows of it: what lies on the disk beyond that is cut off."""
+
+    def __init__(self, folder: Path, split: str, dtype, shard_tokens: int, done: dict):
+        self.folder, self.split, self.dtype, self.shard_tokens, self.done = folder, split, dtype, shard_tokens, done
+        self.file = None
+        if done["open"]:
+            if self.path().exists():                                            # finished after the last save
+                self.path().rename(self.tmp())
+            self.file = open(self.tmp(), "r+b")
+            self.file.truncate(HEADER_BYTES + done["open"] * dtype.itemsize)
+            self.file.seek(0, os.SEEK_END)
+
+    def path(self) -> Path:
+        return self.folder / f"{self.split}_{len(self.done['shards']):06d}.bin"
+
+    def tmp(self) -> Path:
+        return self.path().with_suffix(".bin.tmp")
+
+    def write(self, ids: np.ndarray, documents: int, size: int) -> None:
+        self.done["tokens"] += len(ids)
+        self.done["documents"] += documents
+        self.done["bytes"] += size
+        while len(ids):
+            if self.file is None:
+                self.file = open(self.tmp(), "wb")
+                save(self.file, bytes(HEADER_BYTES), self.tmp())                # zeros: no shard until it is finished
+            part, ids = np.split(ids, [self.shard_tokens - self.done["open"]])
+            save(self.file, part.astype(self.dtype).tobytes(), self.tmp())
+            self.done["open"] += len(part)
+            if self.done["open"] == self.shard_tokens:
+                self.finish()
+
+    def finish(self) -> None:
+        """Put the header in front of the open shard and give it its name."""
+        if self.file is None:
+            return
+        self.file.seek(0)
+        save(self.file, shard_header(self.done["open"], self.dtype), self.tmp())
+        self.sync()
+        self.file.close()
+        self.file, tmp, path = None, self.tmp(), self.path()
+        sha256 = file_sha256(tmp)
+        os.replace(tmp, path)
+        self.done["shards"].append({"file": path.name, "tokens": self.done["open"], "sha256": sha256})
+        self.done["open"] = 0
+
+    def sync(self) -> None:
+        if self.file:
+            try:
+                self.file.flush()
+                os.fsync(self.file.fileno())
+            except OSError as e:
+                raise OSError(e.errno, e.strerror, str(self.tmp())) from None
+
+def in_order(pool, f, items, ahead: int):
+    """(f(item), extra) for each (item, extra), computed by the pool's threads, at most `ahead` in advance."""
+    waiting = deque()
+    for item, extra in items:
+        waiting.append((pool.submit(f, item), extra))
+        if len(waiting) >= ahead:
+            future, extra = waiting.popleft()
+            yield future.result(), extra
+    for future, extra in waiting:
+        yield future.result(), extra
+
+def by_split(job):
+    """(split, texts, lasts) of a job's pieces."""
+    for s in SPLITS:
+        mine = [(text, last) for split, text, last in job if split == s]
+        if mine:
+            yield s, *map(list, zip(*mine))
+
+def find_characters(corpus: Corpus, folder: Path, make_jobs, pool, num_proc: int, max_tokens) -> str:
+    """Every character of the corpus, or of the part that max_tokens takes: the vocabulary of --tokenizer char."""
+    def find(job):
+        seen = np.zeros(0x110000, bool)
+        for _, texts, _ in by_split(job):
+            text = "".join(texts)
+            seen[np.frombuffer(text.encode(), np.uint8) if text.isascii() else np.frombuffer(text.encode("utf-32-le"), "<u4")] = True
+        return np.flatnonzero(seen), sum(len(t) + (last and corpus.ends) for s, t, last in job if s == "train")
+
+    seen, tokens = np.zeros(0x110000, bool), 0
+    with progress_bar(corpus, "finding characters") as bar:
+        for (codes, count), read in in_order(pool, find, make_jobs(), 2 * num_proc + 1):
+            seen[codes] = True
+            tokens += count
+            show(bar, read, tokens)
+            if max_tokens and tokens >= max_tokens and not corpus.full:
+                corpus.full = True
+                if stops_when_full(corpus):
+                    break
+    corpus.full = False
+    return "".join(map(chr, np.flatnonzero(seen)))
+
+def stops_when_full(corpus: Corpus) -> bool:
+    """Once train is full, val and test end with it, unless they stand somewhere else: in a file of theirs, or further on."""
+    return not corpus.position and not any(f.split for f in corpus.files)
+
+def progress_bar(corpus: Corpus, what: str):
+    return tqdm(total=corpus.total, desc=what, unit="B", unit_scale=True, disable=None, leave=False)
+
+def show(bar, read: int, tokens: int) -> None:
+    bar.set_postfix_str(f"{human(tokens)} tokens", refresh=False)
+    bar.update(read - bar.n)
+
+def human(n: float) -> str:
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if n >= size:
+            return f"{n / size:.4g}{letter}"
+    return str(int(n))
+
+def number(text: str, flag: str) -> int:
+    """2.0B, 500M, 20k or 123456 as a whole number above 0."""
+    m = re.fullmatch(r"(\d+(?:\.\d*)?(?:e\d+)?)([kmb]?)", str(text).replace("_", "").replace(",", "").lower())
+    n = round(float(m.group(1)) * {"": 1, "k": 1e3, "m": 1e6, "b": 1e9}[m.group(2)]) if m else 0
+    if n < 1:
+        raise UserError(f"{flag} is {text!r}; it must be a number of tokens above 0, as 2.0B, 500M or 20000.")
+    return n
+
+def fractions_of(text: str) -> tuple:
+    """'95/2.5/2.5' (or with commas, or as 0.95,0.025,0.025) as three fractions that add up to 1."""
+    try:
+        parts = [float(x) for x in re.split(r"[/,: ]+", text.strip())]
+        if len(parts) != 3 or min(parts) < 0 or parts[0] <= 0 or not sum(parts) < float("inf"):
+            raise ValueError
+    except ValueError:
+        raise UserError(f"--split is {text!r}; it must be three numbers for train, val and test, as 95/2.5/2.5.") from None
+    return tuple(p / sum(parts) for p in parts)
+
+# ---------------------------------------------------------------------------------------------------------------------
+# the command
+
+def prepare(dataset: str | None = None, input: list[str] | None = None, tokenizer: str | None = None, out=None,
+            num_proc: int | None = None, max_tokens=None, split: str | None = None, separator: str | None = None,
+            text_key: str | None = None, errors: str = "strict", source: str | None = None, no_check: bool = False,
+            shard_tokens=SHARD_TOKENS) -> Path:
+    """Make the data folder `out` (default data/NAME) and return its path; does nothing when it is there already.
+
+    The arguments are the flags of the command line. UserError for whatever the user can put right.
+    """
+    if bool(dataset) == bool(input):
+        raise UserError(f"give one of --dataset ({', '.join(DATASETS)}) and --input FILE...")
+    if dataset:
+        if dataset not in DATASETS:
+            hint = " A folder of ready-made shards needs no preparation: train.py --dataset PATH." if os.path.isdir(dataset) else ""
+            raise UserError(f"there is no dataset {dataset!r}; there are {', '.join(DATASETS)}. For files of your own: --input.{hint}")
+        for flag, value in (("split", split), ("separator", separator), ("text_key", text_key)):
+            if value is not None:
+                raise UserError(f"--{flag} is for --input; the layout of {dataset} is known.")
+        if dataset == "pystdlib" and source:
+            raise UserError("--source is for datasets that are downloaded; pystdlib is on this machine.")
+        corpus = DATASETS[dataset]()
+    else:
+        if source:
+            raise UserError("--source is for --dataset; --input names the files themselves.")
+        files = input_files(input)
+        name = Path(input[0].rstrip("/")).name.split(".")[0] if len(files) == 1 or os.path.isdir(input[0]) else "input"
+        corpus = Corpus(re.sub(r"[^\w.-]", "_", name) or "input", files, fractions=fractions_of(split or "95/2.5/2.5"))
+        corpus.separator = separator.replace("\\n", "\n").replace("\\t", "\t").replace("\\r", "\r") if separator else None
+        corpus.text_key = text_key or "text"
+    corpus.errors = errors
+    tokenizer = tokenizer or corpus.tokenizer
+    if tokenizer not in ("char", "byte", "gpt2"):
+        raise UserError(f"--tokenizer is {tokenizer!r}; it must be char, byte or gpt2.")
+    max_tokens = number(max_tokens, "--max_tokens") if max_tokens else None
+    shard_tokens = number(shard_tokens, "--shard_tokens")
+    num_proc = num_proc or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count()))
+    if num_proc < 1:
+        raise UserError(f"--num_proc is {num_proc}; it must be at least 1.")
+    if tokenizer == "gpt2":
+        GPT2Tokenizer().load()                                                  # before anything is written
+
+    settings = {"dataset": dataset or "input", "tokenizer": tokenizer, "max_tokens": max_tokens,
+                "split": [round(f, 6) for f in corpus.fractions], "errors": errors, "shard_tokens": shard_tokens}
+    newest = 0
+    if input:
+        names = "\n".join(f"{f.name} {f.size}" for f in corpus.files)
+        settings |= {"files": len(corpus.files), "bytes": sum(f.size for f in corpus.files), "separator": corpus.separator,
+                     "text_key": corpus.text_key, "names": hashlib.sha256(names.encode()).hexdigest()[:16]}
+        newest = max(f.path.stat().st_mtime_ns for f in corpus.files)
+    if no_check:
+        settings["source"] = source
+
+    out = Path(out or Path("data") / corpus.name)
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out} is a file; choose a folder.")
+    out.mkdir(parents=True, exist_ok=True)
+    with lock(out, "preparing"):
+        if (out / "meta.json").exists():
+            same_again(out, settings, newest)
+            return out
+        strange = sorted(p.name for p in out.iterdir() if not OURS.fullmatch(p.name))
+        if strange or not (out / "progress.json").exists() and list(out.glob("*.bin")):
+            raise UserError(f"{out} holds other files ({(strange or ['shards without a meta.json'])[0]}, ...). "
+                            f"Choose another --out, or empty it.")
+        cache = out.parent / ".downloads" / corpus.name
+        try:
+            meta = tokenize(corpus, out, tokenizer, settings, newest, num_proc, max_tokens, shard_tokens,
+                            lambda file: locate(file, source, cache, not no_check))
+        except Unfinished:
+            raise
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"stopped; the same command goes on with {out}") from None
+        except UserError:
+            clear(out)
+            raise
+    print(f"{out}: {summary(meta)}")
+    for s in SPLITS[1:]:
+        if not meta["splits"][s]["tokens"] and corpus.fractions[SPLITS.index(s)]:
+            print(f"{out}: no document fell into {s}: too few for a split by hash. --split gives it more; one single document "
+                  f"is cut by position.", file=sys.stderr)
+    return out
+
+def tokenize(corpus, out: Path, tokenizer: str, settings: dict, newest: int, num_proc: int, max_tokens: int | None,
+             shard_tokens: int, place) -> dict:
+    """From the corpus to shards and meta.json in `out`; returns meta. Goes on from progress.json where it fits."""
+    saved = read_progress(out, settings, newest)
+    if not saved:
+        clear(out, keep_folder=True)
+        saved = {"settings": settings, "newest": newest, "jobs": 0, "full": False, "tokenizer": None, "total": None,
+                 "splits": {s: {"tokens": 0, "documents": 0, "bytes": 0, "open": 0, "shards": []} for s in SPLITS}}
+        write_json(out / "progress.json", saved)
+    if corpus.total is None:
+        corpus.files = [f if f.path else File(f.name, place(f), split=f.split) for f in corpus.files]
+        corpus.total = sum(f.path.stat().st_size for f in corpus.files)
+
+    if saved["total"] is None:                                  # is it one document? and how long is it?
+        documents, size = 0, 0
+        if corpus.position or not any(f.split or f.key for f in corpus.files) and not corpus.id_key:
+            for _, text, last in pieces(corpus, out):
+                documents, size = documents + last, size + len(text if text.isascii() else text.encode())
+                if documents > 1 and not corpus.position:
+                    break
+            if not size:
+                raise UserError(f"there is no text in {corpus.files[0].path}{' and the other files' * (len(corpus.files) > 1)}.")
+        saved["total"] = size if documents == 1 or corpus.position else 0
+    corpus.position = bool(saved["total"])
+
+    def make_jobs():
+        stream = pieces(corpus, out, place)
+        return jobs(by_position(stream, saved["total"], corpus.fractions) if corpus.position else stream, corpus)
+
+    with ThreadPoolExecutor(num_proc) as pool:
+        try:
+            if saved["tokenizer"] is None:
+                if tokenizer == "char":
+                    tok = CharTokenizer(find_characters(corpus, out, make_jobs, pool, num_proc, max_tokens), corpus.ends)
+                else:
+                    tok = ByteTokenizer() if tokenizer == "byte" else GPT2Tokenizer()
+                saved["tokenizer"] = tok.describe()
+            tok = tokenizer_from(saved["tokenizer"])
+            if tokenizer == "gpt2":
+                tok.load()
+
+            def encode(job):
+                return {s: (tok.encode_all(texts, [last and corpus.ends for last in lasts]), sum(lasts),
+                            sum(len(t if t.isascii() else t.encode()) for t in texts))
+                        for s, texts, lasts in by_split(job) if not (corpus.full and s == "train")}
+
+            dtype = token_dtype(tok.vocab_size)
+            writers = {s: Writer(out, s, dtype, shard_tokens, saved["splits"][s]) for s in SPLITS}
+            corpus.full = saved["full"]
+            todo = (((), 0) if i < saved["jobs"] else job for i, job in enumerate(make_jobs()))
+            last_save = time.monotonic()
+            with progress_bar(corpus, "tokenizing") as bar:
+                for i, (encoded, read) in enumerate(in_order(pool, encode, todo, 2 * num_proc + 1)):
+                    if i < saved["jobs"]:
+                        continue
+                    for s, (ids, documents, size) in encoded.items():
+                        room = max_tokens - saved["splits"][s]["tokens"] if max_tokens and s == "train" else len(ids)
+                        if corpus.full and s == "train":
+                            continue
+                        if len(ids) >= room and max_tokens and s == "train":
+                            ids, documents, size = whole_documents(tok, ids, room, documents, size, corpus.ends)
+                            corpus.full = saved["full"] = True
+                        writers[s].write(ids, documents, size)
+                    show(bar, read, sum(saved["splits"][s]["tokens"] for s in SPLITS))
+                    saved["jobs"] = i + 1
+                    if corpus.full and stops_when_full(corpus):
+                        break
+                    if time.monotonic() - last_save > SAVE_SECONDS:
+                        for writer in writers.values():
+                            writer.sync()
+                        write_json(out / "progress.json", saved)
+                        last_save = time.monotonic()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+    if not saved["splits"]["train"]["tokens"]:
+        raise UserError("no document fell into train." if any(saved["splits"][s]["tokens"] for s in SPLITS) else
+                        f"there is no text in {corpus.files[0].path}{' and the other files' * (len(corpus.files) > 1)}.")
+    for writer in writers.values():
+        writer.finish()
+    meta = {"dataset": corpus.name, "tokenizer": tok.describe(), "vocab_size": tok.vocab_size, "settings": settings,
+            "splits": {s: {k: v for k, v in saved["splits"][s].items() if k != "open"} for s in SPLITS}}
+    if corpus.name == "pystdlib":
+        meta["python"] = platform.python_version()
+    write_json(out / "meta.json", meta)
+    (out / "progress.json").unlink()
+    return meta
+
+def whole_documents(tok, ids: np.ndarray, room: int, documents: int, size: int, ends: bool):
+    """The documents of a job that fit in `room` tokens, as (ids, documents, bytes). When not one fits, the first is cut."""
+    kept = ids[:room]
+    stops = np.flatnonzero(kept == tok.end) if ends else ()
+    if len(stops):
+        kept = kept[:stops[-1] + 1]
+    if len(kept) == len(ids):
+        return ids, documents, size
+    return kept, max(len(stops), 1), len(tok.decode_bytes(kept))
+
+def write_json(path: Path, value: dict) -> None:
+    with atomic_write(path) as f:
+        json.dump(value, f, indent=1)
+        f.write("\n")
+
+def read_progress(out: Path, settings: dict, newest: int) -> dict | None:
+    """The saved progress, when it is of the same settings and all that it needs is still there."""
+    try:
+        saved = json.loads((out / "progress.json").read_text(encoding="utf-8"))
+        fits = saved["settings"] == settings and saved["newest"] == newest
+        for s, done in saved["splits"].items():
+            open_shard = out / f"{s}_{len(done['shards']):06d}.bin"
+            fits &= all((out / shard["file"]).exists() for shard in done["shards"])
+            fits &= not done["open"] or open_shard.exists() or open_shard.with_suffix(".bin.tmp").exists()
+        return saved if fits and saved["jobs"] else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+def clear(out: Path, keep_folder: bool = False) -> None:
+    """Remove what a preparation has written; progress.json last, since it says that the rest is ours."""
+    for path in sorted(out.iterdir(), key=lambda p: p.name == "progress.json"):
+        if OURS.fullmatch(path.name) and path.name not in (".lock", "meta.json"):
+            path.unlink()
+    if not keep_folder:
+        (out / ".lock").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            out.rmdir()
+
+def same_again(out: Path, settings: dict, newest: int) -> None:
+    """Say that `out` is ready, or raise: it was made with other settings, or its input has changed."""
+    meta = load_data(out).meta
+    (out / "progress.json").unlink(missing_ok=True)
+    old = meta.get("settings", {})
+    other = [k for k in {**old, **settings} if old.get(k) != settings.get(k)]
+    if other:
+        k = other[0]
+        raise UserError(f"{out} is there already, made with {k} {old.get(k)!r}, and this is {settings.get(k)!r}. "
+                        f"Choose another --out, or delete that folder.")
+    if newest > (out / "meta.json").stat().st_mtime_ns:
+        raise UserError(f"{out} is older than its input. Choose another --out, or delete that folder.")
+    print(f"{out} is there already: {summary(meta)}")
+
+def summary(meta: dict) -> str:
+    counts = ", ".join(f"{s} {meta['splits'][s]['tokens']:,}" for s in SPLITS)
+    return f"{meta['tokenizer']['kind']} level, vocabulary {meta['vocab_size']:,}, tokens: {counts}"
+
+def info(path) -> None:
+    """Print what a data folder holds. UserError when a shard is not what meta.json says."""
+    data = load_data(path)
+    kind = data.tokenizer.describe()["kind"] if data.tokenizer else "an unknown tokenizer"
+    print(f"{data.path}: {data.meta.get('dataset', 'ready-made shards')}, {kind}, vocabulary {data.vocab_size or 'unknown'}")
+    print(f"{'split':<6} {'tokens':>15} {'documents':>12} {'text bytes':>16} {'bytes/token':>12} {'shards':>7}")
+    for s in SPLITS:
+        tokens, counts = getattr(data, s) or (), data.meta.get("splits", {}).get(s, {})
+        ratio = data.bytes_per_token(s)
+        print(f"{s:<6} {len(tokens):>15,} {counts.get('documents', '?'):>12} {counts.get('bytes', '?'):>16} "
+              f"{f'{ratio:.4f}' if ratio else '?':>12} {len(tokens.paths) if tokens else 0:>7}")
+    bad = [shard["file"] for s in SPLITS for shard in data.meta.get("splits", {}).get(s, {}).get("shards", [])
+           if file_sha256(data.path / shard["file"]) != shard["sha256"]]
+    if bad:
+        raise UserError(f"{data.path}: {', '.join(bad)} is not what meta.json says (its sha256 differs). Delete the folder and "
+                        f"prepare it again.")
+    print("every shard matches meta.json" if data.meta else "every shard has the length that its header says; there is no meta.json")
+    if data.tokenizer:
+        text = data.tokenizer.decode(data.train.window(0, min(len(data.train), 400)))
+        print("the first document of train begins:\n" + "\n".join("    " + line for line in text.splitlines()[:5]))
+
+def main(argv) -> None:
+    p = Parser(description=__doc__.split("\n")[0])
+    p.add_argument("--dataset", metavar="NAME", help=", ".join(DATASETS))
+    p.add_argument("--input", nargs="+", metavar="FILE", help=".txt, .jsonl or .parquet, also .gz, .zip, .zst; folders; globs")
+    p.add_argument("--tokenizer", help="char, byte or gpt2; by default what is usual for the dataset")
+    p.add_argument("--out", help="the data folder; data/NAME when not given")
+    p.add_argument("--num_proc", type=int, help="workers; all cores when not given")
+    p.add_argument("--max_tokens", help="at most so many tokens in train, as 2.0B, 500M or 20000; whole documents")
+    p.add_argument("--split", help="--input: the shares of train, val and test, as 95/2.5/2.5")
+    p.add_argument("--separator", help="--input: what ends a document in a text file, as '<|endoftext|>' or '\\n\\n'")
+    p.add_argument("--text_key", help="--input: the field or column with the text; 'text' when not given")
+    p.add_argument("--errors", default="strict", choices=("strict", "replace"), help="what to do with bytes that are not UTF-8")
+    p.add_argument("--source", metavar="URL|FILE", help="--dataset: a mirror, or the file or folder on this machine")
+    p.add_argument("--no_check", action="store_true", help="take a download or --source though length or checksum differ")
+    p.add_argument("--shard_tokens", default=SHARD_TOKENS, help="tokens of a full shard")
+    p.add_argument("--info", metavar="FOLDER", help="print what a data folder holds, and check it")
+    args = vars(p.parse_args(argv))
+    folder = args.pop("info")
+    if folder:
+        if args["dataset"] or args["input"]:
+            raise UserError("--info stands alone: it reads a folder and makes none.")
+        return info(folder)
+    prepare(**args)
+
+if __name__ == "__main__":
+    run(main)
