@@ -98,10 +98,13 @@ def fineweb_edu() -> Corpus:
     return Corpus("fineweb-edu", files, "gpt2", (0.99, 0.005, 0.005), id_key="id", total=28_518_193_415)
 
 def pystdlib() -> Corpus:
-    """The standard library's pure ASCII source files, without tests and vendored packages, in the order of their names' hashes."""
+    """The standard library's pure ASCII source files, in the order of their names' hashes.
+
+    Left out: tests, vendored packages, the tables of encodings, the application idlelib, and what newer Pythons have dropped.
+    """
     root = Path(sysconfig.get_path("stdlib"))
-    skip = re.compile(r"(^|/)(tests?|idle_test|__pycache__|_bundled|site-packages|dist-packages|pip|setuptools|lib-dynload)/"
-                      r"|^config-|(^|/)_sysconfigdata")                         # the last two are about the machine
+    skip = re.compile(r"(^|/)(tests?|idle_test|__pycache__|_bundled|site-packages|dist-packages|pip|setuptools)/"
+                      r"|^(encodings|idlelib|lib2to3|distutils|config-[^/]*)/|(^|/)_sysconfigdata")
     files = []
     for path in root.rglob("*.py"):
         name = path.relative_to(root).as_posix()
@@ -368,8 +371,8 @@ def file_pieces(file: File, corpus: Corpus, folder: Path):
         corpus.read = before + size
 
 def split_of(key: str, fractions) -> str:
-    """The split of a document: the first 64 bits of sha256(key), as a number in [0, 1), and the fractions decide."""
-    u = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8]) / 2**64
+    """The split of a document: bits 64 to 127 of sha256(key), as a number in [0, 1), and the fractions decide."""
+    u = int.from_bytes(hashlib.sha256(key.encode()).digest()[8:16]) / 2**64
     train, val, _ = fractions
     return "val" if u < val else "train" if u < val + train else "test"
 
