@@ -25,7 +25,7 @@ def weights(w, sources, c, bias=None):
     logits = []
     for i, s in enumerate(sources):
         logits.append((w * s).sum(-1, keepdim=True) / rms(s) + (bias[i] if bias else 0.0))
-    if c.null_source:                          # one more source, all zeros: its logit is 0, and it adds nothing to a mix
+    if c.null_source:                   # one more source, all zeros: its logit is 0, and it adds nothing to a mix
         logits.append(torch.zeros_like(logits[0]))
     largest = torch.stack(logits).amax(0).detach()
     exps = [(x - largest).exp() for x in logits]
@@ -199,3 +199,49 @@ def shapes(c):
     if c.route_gate is not None:
         result["gate"] = (2 * L,)
     return result
+
+# ---------------------------------------------------------------------------------------------------------------------
+# the backbone: Qwen3's block, one head at a time. s is the model's state dict.
+
+def norm(x, weight):
+    return x / rms(x) * weight
+
+def turned(x, theta):
+    """Rotary positions, (B, T, head_dim): element i and element i + head_dim / 2 are a pair. The model keeps the table
+    in float32, as checkpoints expect, so it is rounded here too."""
+    T, half = x.shape[1], x.shape[2] // 2
+    angle = torch.tensor([[t * theta ** (-i / half) for i in range(half)] for t in range(T)], dtype=torch.float64)
+    cos, sin = angle.cos().float().to(x.dtype), angle.sin().float().to(x.dtype)     # (T, head_dim / 2)
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+def attention(s, c, h, h_v):
+    x, x_v = norm(h, s["norm.weight"]), norm(h_v, s["norm.weight"])
+    T, width = h.shape[1], c.head_dim
+    rows = lambda weight, head: weight[head * width:(head + 1) * width].T           # (D, head_dim)
+    later = torch.ones(T, T, dtype=torch.bool).triu(1)
+    heads = []
+    for head in range(c.n_head):
+        kv = head // (c.n_head // c.n_kv_head)
+        q = turned(norm(x @ rows(s["q_proj.weight"], head), s["q_norm.weight"]), c.rope_theta)
+        k = turned(norm(x @ rows(s["k_proj.weight"], kv), s["k_norm.weight"]), c.rope_theta)
+        scores = (q @ k.transpose(1, 2) / width ** 0.5).masked_fill(later, float("-inf"))
+        heads.append(scores.softmax(-1) @ (x_v @ rows(s["v_proj.weight"], kv)))
+    return torch.cat(heads, -1) @ s["o_proj.weight"].T
+
+def mlp(s, h):
+    x = norm(h, s["norm.weight"])
+    gate, up = x @ s["gate_proj.weight"].T, x @ s["up_proj.weight"].T
+    return (gate * torch.sigmoid(gate) * up) @ s["down_proj.weight"].T
+
+def gpt(s, c, idx):
+    """The logits of every position, (B, T, V)."""
+    def below(prefix):
+        return {k.removeprefix(prefix): x for k, x in s.items() if k.startswith(prefix)}
+    def sublayer(l):
+        own = below(f"sublayers.{l}.")
+        if l % 2 == 0:
+            return lambda h, h_v=None: attention(own, c, h, h if h_v is None else h_v)
+        return lambda h: mlp(own, h)
+    h = ROUTERS[c.router](below("router."), c, s["embed.weight"][idx], [sublayer(l) for l in range(2 * c.n_layer)])
+    return norm(h, s["norm.weight"]) @ s["embed.weight" if c.tie_embeddings else "lm_head.weight"].T

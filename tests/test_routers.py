@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import reference
-from toys import (ADDITIVE, D, MIXING, Recorder, TOLERANCE, agree, build, by_model, by_reference, error, identical, label,
-                  problem, settings, solve, toy_sublayers)
+from toys import (ADDITIVE, D, MIXING, Recorder, TOLERANCE, agree, build, by_model, by_reference, error, identical,
+                  label, problem, settings, solve, toy_sublayers)
 
 ALL = ("residual", "rezero", "layerscale") + MIXING
 BLOCKS = ("block", "rd", "wav", "delta_block")             # the routers that n_blocks matters to
@@ -95,7 +95,7 @@ def test_zero_sources(router):
 
 @pytest.mark.parametrize("router", ALL)
 def test_sublayers_may_return_their_input(router):
-    """An update may be the very tensor that the router passed, or the same one each time: nothing is changed in place."""
+    """An update may be the very tensor that the router passed, or the same one each time."""
     c = settings(router, 3, 2)
     e, _, p, out = problem(c)
     for f in (lambda h, h_v=None: h, lambda h, h_v=None: e):
@@ -190,7 +190,8 @@ def test_1_controls():
 
 def test_rd_is_block_decoupled(by):
     for control in CONTROLS:
-        rd, block = settings("rd", 5, 3, rd_control=control), settings("block", 5, 3, decouple_v=True, rd_control=control)
+        rd = settings("rd", 5, 3, rd_control=control)
+        block = settings("block", 5, 3, decouple_v=True, rd_control=control)
         case = problem(rd)
         identical(by(rd, *case), by(block, *case))
 
@@ -220,9 +221,11 @@ def run(by, c, p, e, sublayers):
         return reference.ROUTERS[c.router](p, c, e, sublayers)
     return build(c, p)(e, sublayers).detach()
 
-@pytest.mark.parametrize("c", [settings(router, L, n, **flags) for router in ADDITIVE for L, n in [(1, 1), (5, 3), (12, 5)]
-                               for flags in [{}, dict(decouple_v=True), dict(null_source=True)]], ids=label)
-def test_4_delta_keeps_the_stream(by, c):
+@pytest.mark.parametrize("router", ADDITIVE)
+@pytest.mark.parametrize("L, n", [(1, 1), (5, 3), (12, 5)])
+@pytest.mark.parametrize("flags", [{}, dict(decouple_v=True), dict(null_source=True)], ids=str)
+def test_4_delta_keeps_the_stream(by, router, L, n, flags):
+    c = settings(router, L, n, **flags)
     e, w, p, out = problem(c)
     toys = Recorder(toy_sublayers(w))
     h = run(by, c, p, e, toys.sublayers)
