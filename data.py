@@ -92,9 +92,9 @@ class Tokens:
 # ---------------------------------------------------------------------------------------------------------------------
 # tokenizers. Each has encode, encode_all, decode, decode_bytes, vocab_size, end (an id or None), describe.
 
-def utf8(text: str) -> bytes:
+def utf8(text: str, encoding: str = "utf-8") -> bytes:
     try:
-        return text.encode()
+        return text.encode(encoding)
     except UnicodeEncodeError as e:             # half of a surrogate pair: from a JSON escape, or a prompt in another encoding
         raise UserError(f"the text has the lone surrogate U+{ord(text[e.start]):04X} at character {e.start}, "
                         f"which is not UTF-8.") from None
@@ -111,11 +111,12 @@ class ByteTokenizer:
         ids = self.encode("".join(texts))
         if not any(ends):
             return ids
-        lengths = [len(t) if t.isascii() else self.length(t) for t in texts]
+        lengths = [self.length(t) for t in texts]
         return np.insert(ids, np.cumsum(lengths)[ends], self.end)
 
-    def length(self, text: str) -> int:
-        return len(text.encode())
+    @staticmethod
+    def length(text: str) -> int:
+        return len(text) if text.isascii() else len(text.encode())
 
     def decode_bytes(self, ids) -> bytes:
         """The text's bytes; an end token is nothing."""
@@ -148,8 +149,7 @@ class CharTokenizer:
             raw = text.encode().translate(self.ascii)
             if b"\xff" not in raw:
                 return np.frombuffer(raw, np.uint8).astype(self.dtype)
-        utf8(text)
-        ids = self.table[np.frombuffer(text.encode("utf-32-le"), "<u4")]
+        ids = self.table[np.frombuffer(utf8(text, "utf-32-le"), "<u4")]
         if len(ids) and ids.min() < 0:
             c = text[int(np.argmax(ids < 0))]
             raise UserError(f"the character {c!r} (U+{ord(c):04X}) is not in this vocabulary of {len(self.chars)} characters. "
@@ -201,7 +201,7 @@ class GPT2Tokenizer:
     def encode(self, text: str) -> np.ndarray:
         """Ids (n,) of the text as plain text: '<|endoftext|>' in it is nothing special."""
         bpe = self.load()
-        utf8(text)
+        text.isascii() or utf8(text)
         return bpe.encode_to_numpy(text, disallowed_special=()).astype(np.uint16)
 
     def encode_all(self, texts: list[str], ends: list[bool]) -> np.ndarray:

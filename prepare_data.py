@@ -33,7 +33,8 @@ import zipfile
 import zlib
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -244,26 +245,27 @@ def cut_point(text: str) -> int:
 
 def text_documents(chunks, separator: str | None):
     """(text, last) pieces of the documents in a text. A line break on either side of a separator belongs to it."""
-    edge = "" if separator and separator.strip("\r\n") != separator else r"(?:\r?\n)?"
-    pattern = re.compile(edge + re.escape(separator) + edge) if separator else None
+    edge = bool(separator) and separator.strip("\r\n") == separator
     margin = len(separator) + 4 if separator else 0                             # a separator that is only half read
     rest = ""
-    for chunk in chunks:
-        rest += chunk
-        if pattern:
-            start = 0
-            for m in pattern.finditer(rest):
-                if m.end() + 2 > len(rest):                                     # its line break may come in the next chunk
-                    break
-                yield from long_document(rest[start:m.start()])
-                start = m.end()
-            rest = rest[start:]
-        while len(rest) > BLOCK + margin:
+    for chunk in chain(chunks, [None]):
+        rest += chunk or ""
+        start = 0
+        while separator and (i := rest.find(separator, start)) >= 0:
+            stop, after = i, i + len(separator)
+            if chunk is not None and after + 2 > len(rest):                     # its line break may come in the next chunk
+                break
+            if edge:
+                stop -= 2 if rest.endswith("\r\n", start, i) else rest.endswith("\n", start, i)
+                after += 2 if rest.startswith("\r\n", after) else rest.startswith("\n", after)
+            yield from long_document(rest[start:stop])
+            start = after
+        rest = rest[start:]
+        while chunk is not None and len(rest) > BLOCK + margin:
             cut = cut_point(rest)
             yield rest[:cut], False
             rest = rest[cut:]
-    for text in pattern.split(rest) if pattern else [rest]:
-        yield from long_document(text)
+    yield from long_document(rest)
 
 def long_document(text: str):
     """One document as (text, last) pieces of at most BLOCK characters."""
@@ -668,17 +670,19 @@ def by_split(job):
 
 def find_characters(corpus: Corpus, folder: Path, make_jobs, pool, num_proc: int, max_tokens) -> str:
     """Every character of the corpus, or of the part that max_tokens takes: the vocabulary of --tokenizer char."""
-    def find(job):
-        seen = np.zeros(0x110000, bool)
-        for _, texts, _ in by_split(job):
-            text = "".join(texts)
-            seen[np.frombuffer(text.encode(), np.uint8) if text.isascii() else np.frombuffer(text.encode("utf-32-le"), "<u4")] = True
-        return np.flatnonzero(seen), sum(len(t) + (last and corpus.ends) for s, t, last in job if s == "train")
+    known, characters = b"", set()                                              # known: the ASCII ones among the characters
 
-    seen, tokens = np.zeros(0x110000, bool), 0
+    def find(job):
+        text = "".join(text for _, text, _ in job)
+        rest = text.encode().translate(None, known).decode()                    # the known ASCII deleted: little is left
+        new = np.unique(np.frombuffer(rest.encode("utf-32-le"), "<u4"))
+        return set(map(chr, new)), sum(len(t) + (last and corpus.ends) for s, t, last in job if s == "train")
+
+    tokens = 0
     with progress_bar(corpus, "finding characters") as bar:
-        for (codes, count), read in in_order(pool, find, make_jobs(), 2 * num_proc + 1):
-            seen[codes] = True
+        for (new, count), read in in_order(pool, find, make_jobs(), 2 * num_proc + 1):
+            characters |= new
+            known = "".join(filter(str.isascii, characters)).encode()
             tokens += count
             show(bar, read, tokens)
             if max_tokens and tokens >= max_tokens and not corpus.full:
@@ -686,7 +690,7 @@ def find_characters(corpus: Corpus, folder: Path, make_jobs, pool, num_proc: int
                 if stops_when_full(corpus):
                     break
     corpus.full = False
-    return "".join(map(chr, np.flatnonzero(seen)))
+    return "".join(sorted(characters))
 
 def stops_when_full(corpus: Corpus) -> bool:
     """Once train is full, val and test end with it, unless they stand somewhere else: in a file of theirs, or further on."""
@@ -822,7 +826,10 @@ def tokenize(corpus, out: Path, tokenizer: str, settings: dict, newest: int, num
 
     if saved["total"] is None:                                  # is it one document? and how long is it?
         documents, size = 0, 0
-        if corpus.position or not any(f.split or f.key for f in corpus.files) and not corpus.id_key:
+        if len(corpus.files) == 1 and kind_of(corpus.files[0].path.name) == "text" \
+                and corpus.files[0].path.suffix.lower() not in PACKED and not corpus.separator and corpus.errors == "strict":
+            documents, size = 1, corpus.total                   # nothing to look for
+        elif corpus.position or not any(f.split or f.key for f in corpus.files) and not corpus.id_key:
             for _, text, last in pieces(corpus, out):
                 documents, size = documents + last, size + len(text if text.isascii() else text.encode())
                 if documents > 1 and not corpus.position:
