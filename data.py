@@ -20,6 +20,7 @@ from common import UserError, atomic_write
 SPLITS = ("train", "val", "test")
 FORMATS = {(20240520, 1): np.dtype("<u2"), (20240801, 7): np.dtype("<u4")}      # magic, version -> the tokens' type
 HEADER_BYTES = 256 * 4
+RANKS_SECONDS = 60              # to wait for the gpt2 ranks, which are 1.5 MB
 
 # ---------------------------------------------------------------------------------------------------------------------
 # shards
@@ -189,9 +190,9 @@ class GPT2Tokenizer:
                     result.append(e)
             thread = threading.Thread(target=get, daemon=True)                 # tiktoken itself waits without a limit
             thread.start()
-            thread.join(60)
+            thread.join(RANKS_SECONDS)
             if not result or isinstance(result[0], Exception):
-                why = f"{type(result[0]).__name__}" if result else "no answer in 60 seconds"
+                why = type(result[0]).__name__ if result else f"no answer in {RANKS_SECONDS} seconds"
                 raise UserError(
                     f"the gpt2 tokenizer needs its ranks once from openaipublic.blob.core.windows.net, and that failed ({why}). "
                     f"Connect, or set TIKTOKEN_CACHE_DIR to such a folder from a connected machine, or use --tokenizer byte.")

@@ -1,0 +1,52 @@
+"""What the tests of the data scripts share: shards read from the format's definition, and a GPT-2 tokenizer that needs no network."""
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import tiktoken
+
+WORDS = "the cat sat on a mat and saw that it was not his hat but one of ours , so he went home to eat fish in peace".split()
+
+def raw_tokens(path: Path) -> np.ndarray:
+    """The tokens of one shard, read with nothing but the definition: 256 int32, then uint16 or uint32."""
+    raw = Path(path).read_bytes()
+    magic, version, count, *zeros = struct.unpack("<256i", raw[:1024])
+    assert (magic, version) in ((20240520, 1), (20240801, 7)) and not any(zeros)
+    tokens = np.frombuffer(raw[1024:], "<u2" if version == 1 else "<u4")
+    assert len(tokens) == count
+    return tokens
+
+def split_tokens(folder, split: str) -> list[int]:
+    return [int(i) for p in sorted(Path(folder).glob(f"{split}_*.bin")) for i in raw_tokens(p)]
+
+def byte_documents(folder, split: str) -> list[bytes]:
+    """The documents of a split of a byte level folder."""
+    ids = split_tokens(folder, split)
+    assert not ids or ids[-1] == 256
+    documents, start = [], 0
+    for i, token in enumerate(ids):
+        if token == 256:
+            documents.append(bytes(ids[start:i]))
+            start = i + 1
+    return documents
+
+def all_bytes(folder) -> dict[str, bytes]:
+    """Every file of a folder: what two runs are compared by."""
+    return {p.name: p.read_bytes() for p in sorted(Path(folder).iterdir())}
+
+def meta(folder) -> dict:
+    return json.loads((Path(folder) / "meta.json").read_text())
+
+def stories(n: int, seed: int = 0) -> list[str]:
+    """n different short texts with some accents and blank lines in them."""
+    rng = np.random.default_rng(seed)
+    return [f"Story {i}: " + " ".join(rng.choice(WORDS, 12)) + ("\n\nÉté — ñ 東京.\n" if i % 3 == 0 else ".") for i in range(n)]
+
+def toy_gpt2(name: str = "gpt2"):
+    """A tiktoken encoding that cuts text as GPT-2's does, and knows a few of its merges."""
+    ranks = {bytes([i]): i for i in range(256)}
+    for word in (b" t", b"he", b" the", b" a", b"at", b"in", b"\n\n", b"  ", b"    ", b" c", b" cat", b"it", b"'s", b"12"):
+        ranks[word] = len(ranks)
+    pattern = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
+    return tiktoken.Encoding("toy", pat_str=pattern, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 50256})
