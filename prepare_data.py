@@ -123,10 +123,14 @@ KINDS = {".txt": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"
 PACKED = (".gz", ".zip", ".zst")
 FOREIGN = (".tar", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".lz4", ".pdf", ".docx", ".bin", ".npy")
 
+def suffix_of(name: str) -> str:
+    """The suffix of a name, in small letters, without .gz, .zip or .zst after it."""
+    path = Path(name)
+    return (path.with_suffix("") if path.suffix.lower() in PACKED else path).suffix.lower()
+
 def kind_of(name: str) -> str:
-    """'text', 'jsonl' or 'parquet' by the suffix that is left without .gz, .zip or .zst; any other suffix is text."""
-    stem = name[:-len(Path(name).suffix)] if Path(name).suffix.lower() in PACKED else name
-    return KINDS.get(Path(stem).suffix.lower(), "text")
+    """'text', 'jsonl' or 'parquet'; a suffix that says nothing is text."""
+    return KINDS.get(suffix_of(name), "text")
 
 def input_files(patterns: list[str]) -> list[File]:
     """The files that --input names: files, globs, and folders with all .txt, .jsonl and .parquet in them, sorted."""
@@ -140,7 +144,7 @@ def input_files(patterns: list[str]) -> list[File]:
                 files.append(File(path.name, path))
                 continue
             inside = [p for p in sorted(path.rglob("*")) if p.is_file() and not p.name.startswith(".")
-                      and {s.lower() for s in p.suffixes[-2:]} & set(KINDS)]
+                      and suffix_of(p.name) in KINDS]
             if not inside and len(found) == 1:
                 raise UserError(f"--input {pattern}: the folder has no .txt, .jsonl or .parquet file in it.")
             files += [File(p.relative_to(path).as_posix(), p) for p in inside]
@@ -614,7 +618,9 @@ class Writer:
     def tmp(self) -> Path:
         return self.path().with_suffix(".bin.tmp")
 
-    def write(self, ids: np.ndarray, documents: int, size: int) -> None:
+    def write(self, ids: np.ndarray, documents: int, size: int, inside: bool) -> None:
+        """Append ids (n,), with the documents that end in them and the bytes of their text; `inside`: the last one goes on."""
+        self.done["inside"] = inside
         self.done["tokens"] += len(ids)
         self.done["documents"] += documents
         self.done["bytes"] += size
@@ -818,7 +824,8 @@ def tokenize(corpus, out: Path, tokenizer: str, settings: dict, newest: int, num
     if not saved:
         clear(out, keep_folder=True)
         saved = {"settings": settings, "newest": newest, "jobs": 0, "full": False, "tokenizer": None, "total": None,
-                 "splits": {s: {"tokens": 0, "documents": 0, "bytes": 0, "open": 0, "shards": []} for s in SPLITS}}
+                 "splits": {s: {"tokens": 0, "documents": 0, "bytes": 0, "shards": [], "open": 0, "inside": False}
+                            for s in SPLITS}}
         write_json(out / "progress.json", saved)
     if corpus.total is None:
         corpus.files = [f if f.path else File(f.name, place(f), split=f.split) for f in corpus.files]
@@ -857,7 +864,7 @@ def tokenize(corpus, out: Path, tokenizer: str, settings: dict, newest: int, num
 
             def encode(job):
                 return {s: (tok.encode_all(texts, [last and corpus.ends for last in lasts]), sum(lasts),
-                            sum(len(t if t.isascii() else t.encode()) for t in texts))
+                            sum(len(t if t.isascii() else t.encode()) for t in texts), not lasts[-1])
                         for s, texts, lasts in by_split(job) if not (corpus.full and s == "train")}
 
             dtype = token_dtype(tok.vocab_size)
@@ -869,14 +876,15 @@ def tokenize(corpus, out: Path, tokenizer: str, settings: dict, newest: int, num
                 for i, (encoded, read) in enumerate(in_order(pool, encode, todo, 2 * num_proc + 1)):
                     if i < saved["jobs"]:
                         continue
-                    for s, (ids, documents, size) in encoded.items():
-                        room = max_tokens - saved["splits"][s]["tokens"] if max_tokens and s == "train" else len(ids)
-                        if corpus.full and s == "train":
-                            continue
-                        if len(ids) >= room and max_tokens and s == "train":
-                            ids, documents, size = whole_documents(tok, ids, room, documents, size, corpus.ends)
-                            corpus.full = saved["full"] = True
-                        writers[s].write(ids, documents, size)
+                    for s, (ids, documents, size, inside) in encoded.items():
+                        if s == "train" and max_tokens:
+                            room = max_tokens - saved["splits"]["train"]["tokens"]
+                            if corpus.full:
+                                continue
+                            if len(ids) >= room:
+                                ids, documents, size = front(tok, ids, room, documents, size, saved["splits"]["train"])
+                                corpus.full = saved["full"] = True
+                        writers[s].write(ids, documents, size, inside)
                     show(bar, read, sum(saved["splits"][s]["tokens"] for s in SPLITS))
                     saved["jobs"] = i + 1
                     if corpus.full and stops_when_full(corpus):
@@ -894,22 +902,23 @@ def tokenize(corpus, out: Path, tokenizer: str, settings: dict, newest: int, num
     for writer in writers.values():
         writer.finish()
     meta = {"dataset": corpus.name, "tokenizer": tok.describe(), "vocab_size": tok.vocab_size, "settings": settings,
-            "splits": {s: {k: v for k, v in saved["splits"][s].items() if k != "open"} for s in SPLITS}}
+            "splits": {s: {k: saved["splits"][s][k] for k in ("tokens", "documents", "bytes", "shards")} for s in SPLITS}}
     if corpus.name == "pystdlib":
         meta["python"] = platform.python_version()
     write_json(out / "meta.json", meta)
     (out / "progress.json").unlink()
     return meta
 
-def whole_documents(tok, ids: np.ndarray, room: int, documents: int, size: int, ends: bool):
-    """The documents of a job that fit in `room` tokens, as (ids, documents, bytes). When not one fits, the first is cut."""
-    kept = ids[:room]
-    stops = np.flatnonzero(kept == tok.end) if ends else ()
-    if len(stops):
-        kept = kept[:stops[-1] + 1]
-    if len(kept) == len(ids):
+def front(tok, ids: np.ndarray, room: int, documents: int, size: int, done: dict):
+    """What of a job fits in `room` tokens, as (ids, documents, bytes): whole documents, but a running text is cut anywhere."""
+    if len(ids) == room:
         return ids, documents, size
-    return kept, max(len(stops), 1), len(tok.decode_bytes(kept))
+    ids = ids[:room]
+    stops = np.flatnonzero(ids == tok.end) if tok.end is not None else ()
+    if len(stops) or done["tokens"] and not done["inside"]:
+        ids = ids[:stops[-1] + 1 if len(stops) else 0]
+        return ids, len(stops), len(tok.decode_bytes(ids))
+    return ids, 1, len(tok.decode_bytes(ids))
 
 def write_json(path: Path, value: dict) -> None:
     with atomic_write(path) as f:
