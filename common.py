@@ -119,6 +119,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *args, refused: dict[str, str] | None = None, **kwargs):
         super().__init__(*args, allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter, **kwargs)
         self.refused, self.kinds = refused or {}, {}
+        self._negative_number_matcher = re.compile(r"-(\.?\d|inf|nan)")         # argparse takes -1e-3 for a flag
 
     def add_fields(self, cls, skip=()) -> None:
         """One flag for each field of a dataclass, with its comment as the help text; left out of the result unless given."""

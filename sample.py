@@ -33,7 +33,7 @@ def newest_run() -> Path:
     return max(runs, key=lambda path: path.stat().st_mtime).parent
 
 def first_token(tokenizer) -> int:
-    """What a text begins after: the end of the one before it; else, as in text8, a newline, a space or the first symbol."""
+    """What a text begins after: the end of another; where there is none, as in text8, a newline, a space or id 0."""
     if tokenizer.end is not None:
         return tokenizer.end
     for symbol in ("\n", " "):

@@ -1,4 +1,4 @@
-"""Train a GPT with any depth router. The settings, a few functions, then the training loop, to be read from top to bottom.
+"""Train a GPT with any depth router: the settings, a few functions, then the loop, to be read from top to bottom.
 
     python train.py --router wav --n_layer 48                       # prepares its corpus, trains, shows a bar
     python train.py configs/quick.toml --router delta_block         # defaults, then the file, then flags
@@ -10,6 +10,7 @@ What is unusual:
 - The evaluation windows are the same for every run on the same data with the same seq_len.
 - ckpt.pt is whole or absent, and holds the last weights whose loss was finite.
 """
+import contextlib
 import fcntl
 import json
 import math
@@ -24,8 +25,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from common import (Parser, UserError, atomic_write, autocast, load_checkpoint, nearest, peak_mem_mb, pick_device,
-                    pick_dtype, run)
+from common import (Parser, UserError, atomic_write, autocast, explain, load_checkpoint, nearest, peak_mem_mb,
+                    pick_device, pick_dtype, run)
 from data import load_data
 from model import GPT, GPTConfig
 
@@ -99,7 +100,7 @@ def read_settings(argv) -> tuple[dict, dict | None]:
             raise UserError(f"there is nothing to resume in {out_dir}: it holds no ckpt.pt. "
                             f"Name the run with --out_dir, or leave out --init_from resume to start one.")
         checkpoint = load_checkpoint(out_dir)
-        was, became = checkpoint["settings"], checkpoint["model_config"]         # n_blocks none became 8, for one
+        was, became = checkpoint["settings"], checkpoint["model_config"]        # n_blocks none became 8, for one
         for name, value in given.items():
             if name not in RESUME_MAY_CHANGE and value not in (was[name], became.get(name, was[name])):
                 raise UserError(f"--{name} {value}: the run in {out_dir} has {was[name]}, and a resumed run keeps it. "
@@ -112,7 +113,7 @@ def read_settings(argv) -> tuple[dict, dict | None]:
             raise UserError(f"--init_from is {s['init_from']!r}; it must be scratch, resume, or the folder of a run."
                             + nearest(s["init_from"], ["scratch", "resume"]))
         checkpoint = load_checkpoint(s["init_from"])
-        theirs = checkpoint["model_config"]                             # another router's own settings mean nothing here
+        theirs = checkpoint["model_config"]                             # of another router, only the backbone counts
         same_router = given.get("router", theirs["router"]) == theirs["router"]
         s = DEFAULTS | {k: theirs[k] for k in (MODEL_FIELDS if same_router else BACKBONE)} | given
     s["out_dir"] = s["out_dir"] or default_out_dir
@@ -189,17 +190,17 @@ def lr_at(i: int, s) -> float:
     return min_lr + 0.5 * (1 + math.cos(math.pi * along)) * (s.learning_rate - min_lr)
 
 @torch.no_grad()
-def evaluate(model, val: torch.Tensor, batch_size: int, device: str, dtype: str) -> float:
+def evaluate(model, windows: torch.Tensor, batch_size: int, device: str, dtype: str) -> float:
     """Mean loss over the evaluation windows, in nats a token."""
     training, total = model.training, 0.0
     model.eval()
-    for batch in val.split(batch_size):                                 # (b, T + 1)
+    for batch in windows.split(batch_size):                                 # (b, T + 1)
         batch = batch.to(device)
         with autocast(device, dtype):
             _, loss = model(batch[:, :-1], batch[:, 1:])
         total += loss.item() * len(batch)
     model.train(training)
-    return total / len(val)
+    return total / len(windows)
 
 def start_from(model, state: dict, path: str) -> None:
     """Another run's weights. Its router may be another: router parameters that do not fit stay as they are."""
@@ -276,9 +277,10 @@ def main(argv) -> None:
         raise UserError(f"the tokenizer of {s.dataset} is not the one of {s.init_from}: its weights would read other "
                         f"symbols. Prepare the data with the same tokenizer.")
     bytes_per_token = data.bytes_per_token("val")
-    val = windows(data.val, eval_starts(len(data.val), s.seq_len, s.eval_iters), s.seq_len, vocab_size)
+    starts = eval_starts(len(data.val), s.seq_len, s.eval_iters)
+    val_windows = windows(data.val, starts, s.seq_len, vocab_size)      # (eval_iters * 16, T + 1)
 
-    def batch_of(i):                                                    # (batch_size * accumulation, T + 1), on the device
+    def batch_of(i):                                                    # (batch_size * accumulation, T + 1), there
         n = s.batch_size * s.gradient_accumulation_steps
         batch = windows(data.train, train_starts(len(data.train), s.seq_len, n, s.seed, i), s.seq_len, vocab_size)
         return batch.pin_memory().to(device, non_blocking=True) if device.startswith("cuda") else batch.to(device)
@@ -297,7 +299,6 @@ def main(argv) -> None:
     if resumed:
         optimizer.load_state_dict(checkpoint["optimizer"])
         i, val_line, elapsed = checkpoint["iter"], checkpoint["val"], checkpoint["elapsed_s"]
-    tokenizer = facts(data)["tokenizer"]
     checkpoint = None                                                   # its weights are in the model now
     if device.startswith("cuda"):
         torch.set_float32_matmul_precision("high")                      # TF32
@@ -317,7 +318,7 @@ def main(argv) -> None:
         nonlocal saved
         with atomic_write(out_dir / "ckpt.pt", "wb") as f:
             torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "iter": i,
-                        "settings": settings, "model_config": asdict(config), "tokenizer": tokenizer,
+                        "settings": settings, "model_config": asdict(config), "tokenizer": facts(data)["tokenizer"],
                         "data": facts(data), "val": val_line, "elapsed_s": elapsed + time.time() - began}, f)
         saved = i
 
@@ -335,7 +336,7 @@ def main(argv) -> None:
           f"tokens a step, {device} {dtype}, {out_dir}" + (f", from iteration {i}" if resumed else ""), flush=True)
     stop = []
 
-    def on_signal(number, frame):                                       # the first one ends after the step; a second at once
+    def on_signal(number, frame):                                       # the first ends after the step, a second at once
         if stop:
             raise KeyboardInterrupt(f"stopped without saving; the last checkpoint is of iteration {saved}")
         stop.append(number)
@@ -349,7 +350,7 @@ def main(argv) -> None:
         while True:
             # evaluate, and keep what there is
             if (i % s.eval_interval == 0 or i == s.max_iters) and val_line.get("iter") != i:
-                val_loss = evaluate(net, val, s.batch_size, device, dtype)
+                val_loss = evaluate(net, val_windows, s.batch_size, device, dtype)
                 if not math.isfinite(val_loss):
                     raise diverged("the validation loss")
                 val_bpb = val_loss / math.log(2) / bytes_per_token if bytes_per_token else None
@@ -397,15 +398,20 @@ def main(argv) -> None:
                 trained_s, trained_tokens = 0.0, 0
                 write({"iter": i, "tokens": i * tokens_per_step, "loss": loss, "lr": lr, "tok_per_s": tok_per_s,
                        "peak_mem_mb": peak_mem_mb(device), "elapsed_s": elapsed + time.time() - began})
-                bar.set_postfix_str(f"loss {loss:.3f}, val {val_line.get('val_loss', math.nan):.3f}, {tok_per_s:,.0f} tok/s")
+                val = val_line.get("val_loss", math.nan)
+                bar.set_postfix_str(f"loss {loss:.3f}, val {val:.3f}, {tok_per_s:,.0f} tok/s")
                 if not watched:
                     print(f"iter {i}/{s.max_iters}: loss {loss:.4f}, {tok_per_s:,.0f} tok/s", flush=True)
     except torch.OutOfMemoryError:
         raise UserError("the card's memory is too small for this step; use a smaller --batch_size and as many more "
                         "--gradient_accumulation_steps.") from None
+    except OSError as e:                                                # most likely a full disk
+        raise UserError(f"iteration {i}: {explain(e)}" + (f"\n{out_dir / 'ckpt.pt'} is of iteration {saved}; "
+                        f"to go on from there: {resume_command}" if saved is not None else "")) from None
     finally:
         bar.close()
-        log.close()
+        with contextlib.suppress(OSError):                              # the disk may be full
+            log.close()
         for number, handler in handlers.items():
             signal.signal(number, handler)
 
