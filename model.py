@@ -115,8 +115,8 @@ def full_precision(method):
     return run
 
 def rms(s):
-    """Root of the mean square of each token's vector: (B, T, D) -> (B, T)."""
-    return (torch.linalg.vecdot(s, s) / s.size(-1) + EPS).sqrt()
+    """Root mean square of each token's vector: (B, T, D) -> (B, T). One pass over s; squares would be a tensor more."""
+    return (torch.linalg.vector_norm(s, dim=-1).square() / s.size(-1) + EPS).sqrt()
 
 def plain_read(query, sources, bias=None):
     """The depth read by its definition (Attention Residuals, eq. 2-4, without their key gain): a softmax over sources.
@@ -125,8 +125,8 @@ def plain_read(query, sources, bias=None):
 
     query: (D). sources: n tensors (B, T, D). bias: (n), or None for 0. Returns the mix, (B, T, D), and alpha, (n, B, T).
     """
-    s = wide(torch.stack(sources))                              # (n, B, T, D)
-    logit = (s * query).sum(-1) / rms(s)                        # (n, B, T)
+    s = wide(torch.stack(sources))                                              # (n, B, T, D)
+    logit = (s * query).sum(-1) / (s.square().mean(-1) + EPS).sqrt()            # (n, B, T)
     if bias is not None:
         logit = logit + bias[:, None, None]
     alpha = logit.softmax(0)
@@ -166,12 +166,13 @@ class Pass(torch.autograd.Function):
         s = wide(torch.stack(sources, -2))                                      # (B, T, n, D)
         g = d_mix.movedim(0, -2)                                                # (B, T, R, D)
         d_alpha = s @ g.mT                                                      # (B, T, n, R)
-        d_logit = alpha * (d_alpha - (alpha * d_alpha).sum(-2, keepdim=True) + d_lse.movedim(0, -1).unsqueeze(-2))
+        mean = (alpha * d_alpha).sum(-2) - d_lse.movedim(0, -1)                 # (B, T, R)
+        d_logit = alpha * (d_alpha - mean.unsqueeze(-2))                        # (B, T, n, R)
         d_dot = d_logit * scale
-        pull = (d_logit * dot).sum(-1, keepdim=True) * scale * scale / s.size(-1)         # through rms(s)
-        d_s = alpha @ g + d_dot @ query - pull * s
-        d_query = torch.einsum("...r,...d->rd", d_dot, s)
-        d_bias = None if bias is None else d_logit.flatten(0, -3).sum(0).T
+        through_rms = (d_dot * dot).sum(-1, keepdim=True) * scale / s.size(-1)  # (B, T, n, 1)
+        d_s = torch.addcmul(alpha @ g + d_dot @ query, through_rms, s, value=-1)        # (B, T, n, D)
+        d_query = d_dot.flatten(0, -2).T @ s.flatten(0, -2)                     # (R, B T n) @ (B T n, D)
+        d_bias = None if bias is None else d_logit.flatten(0, -3).sum(0).T      # (R, n)
         return d_query, d_bias, *d_s.unbind(-2)
 
 class Read(torch.autograd.Function):
@@ -179,34 +180,31 @@ class Read(torch.autograd.Function):
     @staticmethod
     @full_precision
     def forward(ctx, query, bias, past, past_logit, *sources):
-        dots = [(s @ query) / rms(s) for s in sources]                          # (B, T) each
-        logits = dots if bias is None else [dot + b for dot, b in zip(dots, bias)]
-        alpha = torch.stack([past_logit, *logits]).softmax(0)                   # (1 + n, B, T)
-        mix = past * alpha[0].unsqueeze(-1)
-        for a, s in zip(alpha[1:], sources):
-            mix = torch.addcmul(mix, s, a.unsqueeze(-1))
-        ctx.save_for_backward(query, bias, alpha, mix, torch.stack(dots), *sources)
+        s32 = [wide(s) for s in sources]
+        scale = torch.stack([rms(s) for s in s32]).reciprocal()             # (n, B, T)
+        dot = torch.stack([s @ query for s in s32]) * scale                 # (n, B, T)
+        logit = dot if bias is None else dot + bias.view(-1, *[1] * past_logit.dim())
+        alpha = torch.cat((past_logit.unsqueeze(0), logit)).softmax(0).unsqueeze(-1)    # (1 + n, B, T, 1)
+        mix = past * alpha[0]
+        for s, a in zip(s32, alpha[1:]):
+            mix.addcmul_(s, a)
+        ctx.save_for_backward(query, bias, scale, dot, alpha, mix, *sources)
         return mix
 
     @staticmethod
     @full_precision
     def backward(ctx, g):
-        query, bias, alpha, mix, dots, *sources = ctx.saved_tensors
-        mean = torch.linalg.vecdot(g, mix)                                      # (B, T): sum_i alpha_i g . s_i
-        d_logits, d_sources, d_query = [], [], torch.zeros_like(query)
-        for a, dot, s in zip(alpha[1:], dots, sources):
-            d_logit = a * (torch.linalg.vecdot(g, s) - mean)                    # (B, T)
-            scale = rms(s).reciprocal()
-            d_dot = d_logit * scale
-            d_s = g * a.unsqueeze(-1)
-            d_s = torch.addcmul(d_s, d_dot.unsqueeze(-1), query)
-            d_s = torch.addcmul(d_s, (d_dot * dot * scale / s.size(-1)).unsqueeze(-1), s, value=-1)   # through rms(s)
-            d_query += d_dot.flatten() @ s.flatten(0, -2)
-            d_logits.append(d_logit)
-            d_sources.append(d_s)
-        d_bias = None if bias is None else torch.stack([d.sum() for d in d_logits])
-        d_past = g * alpha[0].unsqueeze(-1)
-        return d_query, d_bias, d_past, -sum(d_logits), *d_sources              # softmax: logits' gradients sum to 0
+        query, bias, scale, dot, alpha, mix, *sources = ctx.saved_tensors
+        sources = [wide(s) for s in sources]
+        d_alpha = torch.stack([(g * s).sum(-1) for s in sources])               # (n, B, T)
+        d_logit = alpha[1:].squeeze(-1) * (d_alpha - (g * mix).sum(-1))         # (n, B, T)
+        d_dot = d_logit * scale
+        through_rms = d_dot * dot * scale / query.numel()                       # (n, B, T)
+        d_query = sum(d.flatten() @ s.flatten(0, -2) for d, s in zip(d_dot, sources))
+        d_sources = [(g * a).addcmul_(d.unsqueeze(-1), query).addcmul_(t.unsqueeze(-1), s, value=-1)
+                     for a, d, t, s in zip(alpha[1:], d_dot, through_rms, sources)]
+        d_bias = None if bias is None else d_logit.flatten(1).sum(1)
+        return d_query, d_bias, g * alpha[0], -d_logit.sum(0), *d_sources       # logits' gradients add up to 0
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The routers. forward(e, sublayers): e (B, T, D) is the token embedding, sublayers a list of 2L callables that return
@@ -460,7 +458,7 @@ class WAV(DepthRouter):
             for l, past in self.reads(block, sources, self.past_bias(bias[block.start:block.stop], b)):
                 recent = [c, *self.match(c, details)] if l > block.start else []
                 u = sublayers[l](*self.read(l, past, recent, bias[l, :len(recent)]))
-                c, details = c + u, [d + sign * u for d, sign in zip(details, self.signs(l, block))]
+                c, details = c + u, [torch.add(d, u, alpha=sign) for d, sign in zip(details, self.signs(l, block))]
             sources = [*sources, c, *self.match(c, details)]
             sums = [*sums, c]
         if self.config.head_details:
@@ -630,7 +628,7 @@ class GPT(nn.Module):
         if targets is None:
             return self.lm_head(h[:, -1:]), None                                # (B, 1, V)
         logits = self.lm_head(h)                                                # (B, T, V)
-        return logits, F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=-1)
+        return logits, F.cross_entropy(wide(logits).flatten(0, 1), targets.flatten(), ignore_index=-1)
 
     @torch.inference_mode()
     def stream(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None):
