@@ -1,0 +1,194 @@
+"""
+Speed and memory of each router, as ratios to a plain residual.
+
+    python bench.py --routers block,rd,wav --n_layer 48 --n_embd 256 --seq_len 256 --batch_size 8
+    python bench.py --routers block,wav --decode 512 --seq_len 1024
+
+Each router runs in a process of its own, beside one with the baseline; the two take turns, a few steps each, so that what
+else the machine does meets both. A step is a whole training step: forward, backward, AdamW. Absolute figures belong to the
+machine they were measured on; ratios travel better. On a CPU, memory is the peak resident set of the process, torch's own
+libraries (about 250 MiB) included; on a card, the peak of torch's allocator.
+"""
+import dataclasses
+import json
+import multiprocessing
+import platform
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+
+import torch
+from tqdm import tqdm
+
+from common import Parser, UserError, atomic_write, autocast, peak_mem_mb, pick_device, pick_dtype, run
+from model import GPT, GPTConfig, ROUTERS
+
+@dataclass
+class BenchConfig:
+    routers: str = "block,rd,delta_block,wav,attnres,delta"  # routers to measure, with commas
+    baseline: str = "residual"          # the router that the ratios are to
+    rounds: int = 5                     # turns that each of the two takes
+    steps: int = 1                      # training steps in a turn
+    batch_size: int = 8                 # sequences in a step
+    decode: int = 0                     # measure generation of so many tokens instead of training
+    device: str = "auto"                # auto, cpu, cuda or mps
+    dtype: str = "auto"                 # auto, float32 or bfloat16
+    compile: bool = False               # torch.compile the model
+    threads: int = 0                    # CPU threads of torch; 0: its own choice
+    json: str | None = None             # write everything measured to this file
+
+def worker(pipe, bench: BenchConfig, config: GPTConfig):
+    """Answers each request with the seconds a turn took; 'memory' with the peak in MiB and the number of parameters."""
+    try:
+        if bench.threads:
+            torch.set_num_threads(bench.threads)
+        torch.manual_seed(0)
+        torch.set_float32_matmul_precision("high")
+        model = GPT(config).to(bench.device)
+        data = torch.Generator().manual_seed(0)
+        turn = decoding(model, bench, data) if bench.decode else training(model, bench, data)
+        turn()                                                  # warm-up: compilation, allocations, optimizer state
+        pipe.send("ready")
+        while (request := pipe.recv()) != "end":
+            if request == "memory":
+                pipe.send((peak_mem_mb(bench.device), model.num_params()))
+            else:
+                start = time.perf_counter()
+                turn()
+                pipe.send(time.perf_counter() - start)
+    except (RuntimeError, MemoryError) as e:                    # out of memory, no compiler: the other routers go on
+        pipe.send(f"{type(e).__name__}: {str(e).strip().splitlines()[0][:200]}")
+
+def training(model, bench, data):
+    """A function that trains for `steps` steps on random tokens."""
+    config = model.config
+    optimizer = torch.optim.AdamW(model.param_groups(0.1, 1e-4), betas=(0.9, 0.95), fused=bench.device != "mps")
+    tokens = torch.randint(config.vocab_size, (bench.batch_size, config.seq_len + 1), generator=data).to(bench.device)
+    step_model = torch.compile(model) if bench.compile else model
+
+    def turn():
+        for _ in range(bench.steps):
+            with autocast(bench.device, bench.dtype):
+                _, loss = step_model(tokens[:, :-1], tokens[:, 1:])
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        loss.item()                                             # waits for a card
+    return turn
+
+def decoding(model, bench, data):
+    """A function that continues a prompt of one token by `decode` tokens, one sequence, with a cache."""
+    prompt = torch.randint(model.config.vocab_size, (1, 1), generator=data).to(bench.device)
+
+    def turn():
+        model.eval()
+        with autocast(bench.device, bench.dtype):
+            model.generate(prompt, bench.decode)[0, -1].item()
+    return turn
+
+def pair(bench: BenchConfig, config: GPTConfig, routers, bar):
+    """Measure two routers in turns: for each, the seconds of its turns, its peak memory and its parameters."""
+    spawn = multiprocessing.get_context("spawn")
+    workers = []
+    for router in routers:
+        here, there = spawn.Pipe()
+        c = dataclasses.replace(config, router=router)
+        workers.append((spawn.Process(target=worker, args=(there, bench, c), daemon=True), here))
+
+    def ask(process, pipe, request):
+        if request:
+            pipe.send(request)
+        while not pipe.poll(0.2):
+            if not process.is_alive() and not pipe.poll():
+                return "the process was killed (out of memory?)"
+        return pipe.recv()
+
+    try:
+        for process, pipe in workers:
+            process.start()
+            if (answer := ask(process, pipe, None)) != "ready":
+                return answer
+        seconds = [[], []]
+        for i in range(bench.rounds):
+            for which in (0, 1) if i % 2 == 0 else (1, 0):      # neither is always the first of the two
+                answer = ask(*workers[which], "turn")
+                if isinstance(answer, str):
+                    return answer
+                seconds[which].append(answer)
+            bar.update()
+        return [(s, *ask(*w, "memory")) for s, w in zip(seconds, workers)]
+    finally:
+        for process, pipe in workers:
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+def spread(values, form):
+    """Median, and in brackets the least and the most."""
+    return f"{statistics.median(values):{form}} ({min(values):{form}} .. {max(values):{form}})"
+
+def main(argv):
+    parser = Parser(description=__doc__.split("\n\n")[0].strip())
+    parser.add_fields(BenchConfig)
+    parser.add_fields(GPTConfig, skip=("router",))
+    args = vars(parser.parse_args(argv))
+    bench = BenchConfig(**{k: v for k, v in args.items() if k in BenchConfig.__dataclass_fields__})
+    given = {k: v for k, v in args.items() if k in GPTConfig.__dataclass_fields__}
+    routers = [name for name in bench.routers.split(",") if name]
+    try:
+        for name in (bench.baseline, *routers):
+            GPTConfig(**given, router=name)
+        config = GPTConfig(**given, router=bench.baseline)
+    except ValueError as e:
+        raise UserError(str(e)) from None
+    for name in ("rounds", "steps", "batch_size"):
+        if getattr(bench, name) < 1:
+            raise UserError(f"--{name} is {getattr(bench, name)}; it must be at least 1.")
+    if not 0 <= bench.decode < config.seq_len:
+        raise UserError(f"--decode is {bench.decode}; it must be below --seq_len ({config.seq_len}), or 0 to train.")
+    bench.device = pick_device(bench.device)
+    bench.dtype = pick_dtype(bench.dtype, bench.device)
+
+    card = torch.cuda.get_device_name(bench.device) if bench.device.startswith("cuda") else f"{cpu_name()}, " \
+        f"{bench.threads or torch.get_num_threads()} threads"
+    tokens = bench.decode or bench.batch_size * config.seq_len * bench.steps
+    print(f"{card}; torch {torch.__version__}; {bench.dtype}{', compiled' if bench.compile else ''}")
+    print(f"{config.n_layer} layers, width {config.n_embd}, {config.n_head} heads, {config.n_blocks} blocks, "
+          + (f"{bench.decode} tokens one by one" if bench.decode else f"{bench.batch_size} x {config.seq_len} tokens a step"))
+    print(f"\n| router | tokens/s | ratio to {bench.baseline} | peak MiB | ratio | {'ms a token' if bench.decode else 'routing, % of the step'} |")
+    print("|---|---|---|---|---|---|")
+    results = {}
+    with tqdm(total=bench.rounds * len(routers), disable=None, unit="round", leave=False) as bar:
+        for name in routers:
+            bar.set_description(name)
+            answer = pair(bench, config, (bench.baseline, name), bar)
+            if isinstance(answer, str):
+                tqdm.write(f"| {name} | failed: {answer} | | | | |")
+                results[name] = {"error": answer}
+                continue
+            (base_s, base_mem, base_params), (s, mem, params) = answer
+            ratios = [b / a for a, b in zip(s, base_s)]
+            last = statistics.median(s) / tokens * 1e3 if bench.decode else 100 * (1 - statistics.median(ratios))
+            tqdm.write(f"| {name} | {spread([tokens / x for x in s], '.0f')} | {spread(ratios, '.3f')} | {mem:.0f} | "
+                       f"{mem / base_mem:.3f} | {last:.1f} |")
+            results[name] = {"seconds": s, "baseline_seconds": base_s, "ratio": statistics.median(ratios),
+                             "peak_mem_mb": mem, "baseline_peak_mem_mb": base_mem, "memory_ratio": mem / base_mem,
+                             "params": params, "baseline_params": base_params}
+    if bench.json:
+        with atomic_write(bench.json) as f:
+            json.dump({"machine": card, "torch": torch.__version__, "tokens_a_turn": tokens, "bench": vars(bench),
+                       "model": vars(config), "results": results}, f, indent=1)
+            f.write("\n")
+
+def cpu_name():
+    """The processor's name, as the system tells it."""
+    if sys.platform == "linux":
+        with open("/proc/cpuinfo") as f:
+            for line in f:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+if __name__ == "__main__":
+    run(main)
