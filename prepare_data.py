@@ -60,6 +60,7 @@ class File:
     url: str = ""
     size: int | None = None                 # of the download, where known
     sha256: str | None = None
+    unpacked: tuple = (None, None)          # size and md5 of what is in it
     split: str | None = None                # all its documents go there, or
     key: str | None = None                  # the hash of this decides, not the hash of the content
 
@@ -71,6 +72,7 @@ class Corpus:
     fractions: tuple = (0.95, 0.025, 0.025)
     position: bool = False                  # one running text: its first 95 % are train, and so on
     ends: bool = True                       # an end token after each document
+    chars: str | None = None                # the vocabulary at character level; None: what is found
     separator: str | None = None
     text_key: str = "text"
     id_key: str | None = None               # the column whose hash decides the split
@@ -84,8 +86,10 @@ def hub(repo: str, revision: str, name: str, **kwargs) -> File:
 
 def text8() -> Corpus:
     zip_file = File("text8.zip", url="http://mattmahoney.net/dc/text8.zip", size=31_344_016,
-                    sha256="a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232")
-    return Corpus("text8", [zip_file], fractions=(0.9, 0.05, 0.05), position=True, ends=False)
+                    sha256="a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
+                    unpacked=(100_000_000, "3bea1919949baf155f99411df5fada7e"))
+    return Corpus("text8", [zip_file], fractions=(0.9, 0.05, 0.05), position=True, ends=False,
+                  chars=" abcdefghijklmnopqrstuvwxyz")
 
 def tinystories() -> Corpus:
     place = "roneneldan/TinyStories", "f54c09fd23315a6f9c86f9dc80f725de7d8f9c64"
@@ -194,13 +198,14 @@ def damage(name):
     """What a broken file makes its library raise, as one sentence."""
     try:
         yield
-    except (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile, NotImplementedError) as e:
-        raise UserError(f"{name} is damaged, cut short, or not what its name says: {e}. Get it again.") from None
-    except RuntimeError as e:                                                   # zipfile: "File ... is encrypted"
-        raise UserError(f"{name}: {e}") from None
+    except UserError:
+        raise
     except Exception as e:
-        if type(e).__module__.startswith(("zstd", "zstandard", "pyarrow")):
-            reason = str(e).splitlines()[0][:200] if str(e) else type(e).__name__
+        own = type(e).__module__.startswith(("zstd", "zstandard", "pyarrow")) or type(e) is OSError and e.errno is None
+        if "encrypted" in str(e):
+            raise UserError(f"{name} is encrypted. Unpack it first.") from None
+        if own or isinstance(e, (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile, NotImplementedError)):
+            reason = (str(e) or type(e).__name__).splitlines()[0][:200]
             raise UserError(f"{name} is damaged, cut short, or not what its name says: {reason}. Get it again.") from None
         raise
 
@@ -436,101 +441,109 @@ def jobs(stream, corpus: Corpus):
 # ---------------------------------------------------------------------------------------------------------------------
 # downloads
 
-WAIT = 1.0                      # seconds before the second try, doubled for each further one
-TRIES = 5                       # in a row that bring nothing
+WAIT, TRIES, TIMEOUT = 1.0, 5, 30      # seconds before a second try (doubled each time), tries that bring nothing, seconds of silence
+ELSEWHERE = "Get it from a mirror with --source URL|FILE, or use --dataset pystdlib, which needs no network."
 
 class Unfinished(UserError):
     """The network's fault: what has been done is kept, and the same command goes on."""
 
 class Redirects(urllib.request.HTTPRedirectHandler):
     """Follows redirects, and keeps what the hub tells only in its first answer: the file's size and sha256."""
-    linked = {}
+    size = sha256 = None
 
     def redirect_request(self, req, fp, code, msg, headers, newurl):
-        self.linked = {**self.linked, **{k.lower(): v for k, v in headers.items() if k.lower().startswith("x-linked-")}}
+        size, etag = headers.get("X-Linked-Size", ""), headers.get("X-Linked-ETag", "").strip('"')
+        self.size = int(size) if size.isdigit() else self.size
+        self.sha256 = etag if re.fullmatch("[0-9a-f]{64}", etag) else self.sha256
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
-ELSEWHERE = "Get it from a mirror with --source URL|FILE, or use --dataset pystdlib, which needs no network."
+def receive(url: str, part: Path, size: int | None, bar) -> tuple:
+    """One request for what `part` still lacks of `url`. Returns the length and the sha256 of the whole file, None when unknown."""
+    mark, redirects = part.with_name(part.name + ".etag"), Redirects()
+    have = length(part)
+    request = urllib.request.Request(url, headers={"User-Agent": "nanodepth", "Accept-Encoding": "identity"})
+    if have:
+        request.add_header("Range", f"bytes={have}-")
+        if mark.exists():
+            request.add_header("If-Range", mark.read_text())                    # a file that has changed is sent whole
+    try:
+        answer = urllib.request.build_opener(redirects).open(request, timeout=TIMEOUT)
+    except urllib.error.HTTPError as e:
+        if e.code != 416:
+            raise
+        if e.headers.get("Content-Range") == f"bytes */{have}":                 # nothing is missing
+            return have, redirects.sha256
+        part.unlink(missing_ok=True)                                            # more is here than there: from the start
+        return -1, None
+    with answer:
+        total = int(answer.headers.get("Content-Length") or -1)
+        if answer.status == 206:
+            span = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", answer.headers.get("Content-Range", ""))
+            if not span or int(span[1]) != have:
+                part.unlink(missing_ok=True)
+                return -1, None
+            total = int(span[2])
+        else:
+            have = 0
+        size = size or redirects.size
+        if size and total not in (-1, size):
+            raise UserError(f"{url} has {total:,} bytes, and the right file has {size:,}. {ELSEWHERE}")
+        etag = answer.headers.get("ETag", "")
+        mark.write_text("" if etag.startswith("W/") else etag)
+        if not mark.stat().st_size:
+            mark.unlink()
+        bar.total, bar.n = (total if total > 0 else None), have
+        with open(part, "ab" if have else "wb") as f:
+            while data := answer.read(2**18):
+                save(f, data, part)
+                bar.update(len(data))
+            f.flush()
+            os.fsync(f.fileno())
+    return (size if total < 0 else total), redirects.sha256
 
-def fetch(url: str, path: Path, size: int | None = None, sha256: str | None = None) -> None:
-    """Download to `path`, which appears when it is whole and checked. What a stopped download has got is used again."""
-    part, mark = path.with_name(path.name + ".part"), path.with_name(path.name + ".part.etag")
+def length(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+def fetch(url: str, path: Path, size: int | None = None, sha256: str | None = None, check: bool = True) -> None:
+    """Download to `path`, which appears when it is whole and checked. A stopped download goes on where it was.
+
+    `check`: also by the sha256 that the server itself tells.
+    """
     if not url.startswith(("http://", "https://")):
         raise UserError(f"--source {url}: only http:// and https:// are fetched; a file or folder is named by its path.")
-    bar = tqdm(total=size, desc=path.name, unit="B", unit_scale=True, disable=None, leave=False)
-    tries = 0
-    while True:
-        have = part.stat().st_size if part.exists() else 0
-        redirects = Redirects()
-        request = urllib.request.Request(url, headers={"User-Agent": "nanodepth", "Accept-Encoding": "identity"})
-        if have:
-            request.add_header("Range", f"bytes={have}-")
-            if mark.exists():
-                request.add_header("If-Range", mark.read_text())                # a changed file is sent whole
-        got, why, total = 0, "", None
-        try:
-            with urllib.request.build_opener(redirects).open(request, timeout=30) as r:
-                total = int(r.headers.get("Content-Length") or -1)
-                if r.status == 206:
-                    start, total = re.match(r"bytes (\d+)-\d+/(\d+|\*)", r.headers.get("Content-Range", "")).groups()
-                    total = -1 if total == "*" else int(total)
-                    if int(start) != have:
-                        raise http.client.HTTPException(f"asked for byte {have}, got byte {start}")
-                else:
-                    have = 0
-                linked = redirects.linked.get("x-linked-etag", "").strip('"')
-                sha256 = sha256 or (linked if re.fullmatch("[0-9a-f]{64}", linked) else None)
-                if size is not None and total not in (-1, size):
-                    part.unlink(missing_ok=True)
-                    raise UserError(f"{url} has {total:,} bytes; the right file has {size:,}. {ELSEWHERE}")
-                etag = r.headers.get("ETag", "")
-                if etag and not etag.startswith("W/"):
-                    mark.write_text(etag)
-                else:
-                    mark.unlink(missing_ok=True)
-                bar.total, bar.n = total if total > 0 else None, have
-                with open(part, "ab" if have else "wb") as f:
-                    while data := r.read(2**18):
-                        save(f, data, part)
-                        got += len(data)
-                        bar.update(len(data))
-                    f.flush()
-                    os.fsync(f.fileno())
-                why = f"the connection was cut after {have + got:,} of {total:,} bytes"
-        except urllib.error.HTTPError as e:
-            if e.code == 416 and have:                                          # nothing is left to send, or the file has changed
-                known = re.match(r"bytes \*/(\d+)", e.headers.get("Content-Range", ""))
-                total = int(known.group(1)) if known else size
-                if total != have:
-                    part.unlink()
-            elif e.code in (408, 429) or e.code >= 500:
+    part, tries = path.with_name(path.name + ".part"), 0
+    with tqdm(total=size, desc=path.name, unit="B", unit_scale=True, disable=None, leave=False) as bar:
+        while True:
+            before = length(part)
+            try:
+                total, linked = receive(url, part, size, bar)
+                if length(part) and total in (None, length(part)):
+                    break
+                why = f"the connection was cut after {length(part):,} of {max(total or 0, 0):,} bytes"
+            except urllib.error.HTTPError as e:
                 why = f"the server answered {e.code} {e.reason}"
-            else:
-                raise UserError(f"{url}: the server answered {e.code} {e.reason}. {ELSEWHERE}") from None
-        except (urllib.error.URLError, http.client.HTTPException, OSError, AttributeError) as e:
-            if isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
-                raise
-            why = f"the connection failed ({getattr(e, 'reason', None) or e or type(e).__name__})"
-            if not got and not have and tries == 0 and isinstance(e, urllib.error.URLError):
-                raise Unfinished(f"{url}: {why}. {ELSEWHERE}") from None        # there is no network: say so at once
-        have += got
-        if have and (total == have or total == -1 and not why.startswith("the connection failed")):
-            break
-        tries = 0 if got else tries + 1
-        if tries >= TRIES:
-            raise Unfinished(f"{url}: {why}. Run the same command again to go on. {ELSEWHERE}")
-        time.sleep(WAIT * 2**tries)
-    bar.close()
-    if size is not None and have != size:
-        part.unlink()
-        raise UserError(f"{url} has {have:,} bytes; the right file has {size:,}. {ELSEWHERE}")
+                if e.code < 500 and e.code not in (408, 429):
+                    raise UserError(f"{url}: {why}. {ELSEWHERE}") from None
+            except (OSError, http.client.HTTPException) as e:
+                if isinstance(e, OSError) and (e.filename or e.errno in (errno.ENOSPC, errno.EDQUOT)):
+                    raise                                                       # the disk's fault
+                why = f"the connection failed ({getattr(e, 'reason', None) or str(e) or type(e).__name__})"
+                if isinstance(e, urllib.error.URLError) and not length(part):
+                    raise Unfinished(f"{url}: {why}. {ELSEWHERE}") from None    # there is no network: no use in waiting
+            tries = 0 if length(part) > before else tries + 1
+            if tries == TRIES:
+                raise Unfinished(f"{url}: {why}. Run the same command again to go on. {ELSEWHERE}")
+            time.sleep(WAIT * 2**tries)
     try:
-        check_sum(part, url, sha256)
+        if size and length(part) != size:
+            raise UserError(f"{url} has {length(part):,} bytes, and the right file has {size:,}. {ELSEWHERE}")
+        check_sum(part, url, sha256 or (linked if check else None))
     except UserError:
         part.unlink()
         raise
+    finally:
+        part.with_name(part.name + ".etag").unlink(missing_ok=True)
     os.replace(part, path)
-    mark.unlink(missing_ok=True)
 
 def save(f, data: bytes, path) -> None:
     """Write, with the file's name in the error: a write says nothing of where the disk is full."""
@@ -539,42 +552,47 @@ def save(f, data: bytes, path) -> None:
     except OSError as e:
         raise OSError(e.errno, e.strerror, str(path)) from None
 
-def file_sha256(path) -> str:
+def digest(path, kind: str = "sha256") -> str:
     with open(path, "rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
+        return hashlib.file_digest(f, kind).hexdigest()
 
-def check_sum(path: Path, name, sha256: str | None) -> None:
-    if sha256 and (got := file_sha256(path)) != sha256:
-        raise UserError(f"{name} has the checksum sha256 {got[:16]}..., and the right file {sha256[:16]}...: it was changed or "
-                        f"damaged. {ELSEWHERE}")
+def check_sum(path: Path, name, known: str | None) -> None:
+    """UserError unless the file has the known sha256 or md5."""
+    kind = "md5" if known and len(known) == 32 else "sha256"
+    if known and (got := digest(path, kind)) != known:
+        raise UserError(f"{name} was changed or damaged: its {kind} is {got[:16]}..., and the right file's {known[:16]}.... "
+                        f"Get it elsewhere with --source URL|FILE, or take it as it is with --no_check.")
 
 def locate(file: File, source: str | None, cache: Path, check: bool) -> Path:
     """The path of a corpus's file: found in the folder (or as the file) --source, or downloaded to the cache."""
-    size, sha256 = (file.size, file.sha256) if check else (None, None)
     name = Path(file.name).name
+    bare = source and names_a_file(source) and Path(source).suffix != Path(name).suffix         # not packed
+    size, known = (file.unpacked if bare else (file.size, file.sha256)) if check else (None, None)
     if source and "://" not in source:
-        given = Path(source)
-        places = [given / file.name, given / name] if given.is_dir() else [given]
+        places = [Path(source) / file.name, Path(source) / name] if os.path.isdir(source) else [Path(source)]
         path = next((p for p in places if p.is_file()), None)
         if path is None:
-            raise UserError(f"--source {source}: " + (f"the folder has no {name}." if given.is_dir() else
-                                                       "there is no such file or folder."))
-        if size is not None and path.suffix == Path(name).suffix and path.stat().st_size != size:
-            raise UserError(f"{path} has {path.stat().st_size:,} bytes; the right file has {size:,}. "
-                            f"--no_check takes it as it is.")
-        if path.suffix == Path(name).suffix:
-            check_sum(path, path, sha256)
+            raise Unfinished(f"--source {source}: there is no {file.name} in this folder." if os.path.isdir(source) else
+                             f"--source {source}: there is no such file or folder.")
+        if size and length(path) != size:
+            raise UserError(f"{path} has {length(path):,} bytes, and the right file has {size:,}. "
+                            f"Get the right one, or take this as it is with --no_check.")
+        check_sum(path, path, known)
         return path
     url = file.url
-    if source:                                                                  # one file, or a folder of them
-        url = source if Path(source).suffix == Path(name).suffix else f"{source.rstrip('/')}/{file.name}"
+    if source:                                                                  # a file, or where the files are
+        url = source if names_a_file(source) else f"{source.rstrip('/')}/{file.name}"
         cache = cache.with_name(f"{cache.name}-{hashlib.sha256(source.encode()).hexdigest()[:8]}")
     path = cache / name
     cache.mkdir(parents=True, exist_ok=True)
     with lock(cache, "downloading to"):
         if not path.exists():
-            fetch(url, path, size, sha256)
+            fetch(url, path, size, known, check)
     return path
+
+def names_a_file(source: str) -> bool:
+    """A mirror is either one file or the place, a folder or URL, that has the files under their names."""
+    return Path(source).suffix in (*PACKED, *KINDS) if "://" in source else os.path.isfile(source)
 
 @contextlib.contextmanager
 def lock(folder: Path, doing: str):
@@ -643,7 +661,7 @@ class Writer:
         self.sync()
         self.file.close()
         self.file, tmp, path = None, self.tmp(), self.path()
-        sha256 = file_sha256(tmp)
+        sha256 = digest(tmp)
         os.replace(tmp, path)
         self.done["shards"].append({"file": path.name, "tokens": self.done["open"], "sha256": sha256})
         self.done["open"] = 0
@@ -674,7 +692,7 @@ def by_split(job):
         if mine:
             yield s, *map(list, zip(*mine))
 
-def find_characters(corpus: Corpus, folder: Path, make_jobs, pool, num_proc: int, max_tokens) -> str:
+def find_characters(corpus: Corpus, make_jobs, pool, num_proc: int, max_tokens) -> str:
     """Every character of the corpus, or of the part that max_tokens takes: the vocabulary of --tokenizer char."""
     known, characters = b"", set()                                              # known: the ASCII ones among the characters
 
@@ -685,12 +703,12 @@ def find_characters(corpus: Corpus, folder: Path, make_jobs, pool, num_proc: int
         return set(map(chr, new)), sum(len(t) + (last and corpus.ends) for s, t, last in job if s == "train")
 
     tokens = 0
-    with progress_bar(corpus, "finding characters") as bar:
+    with progress_bar(corpus, "finding characters", max_tokens) as bar:
         for (new, count), read in in_order(pool, find, make_jobs(), 2 * num_proc + 1):
             characters |= new
             known = "".join(filter(str.isascii, characters)).encode()
             tokens += count
-            show(bar, read, tokens)
+            show(bar, read, tokens, max_tokens)
             if max_tokens and tokens >= max_tokens and not corpus.full:
                 corpus.full = True
                 if stops_when_full(corpus):
@@ -702,12 +720,14 @@ def stops_when_full(corpus: Corpus) -> bool:
     """Once train is full, val and test end with it, unless they stand somewhere else: in a file of theirs, or further on."""
     return not corpus.position and not any(f.split for f in corpus.files)
 
-def progress_bar(corpus: Corpus, what: str):
-    return tqdm(total=corpus.total, desc=what, unit="B", unit_scale=True, disable=None, leave=False)
+def progress_bar(corpus: Corpus, what: str, max_tokens: int | None):
+    """A bar of bytes read, or with max_tokens of tokens: that is what its end, and so the time left, is known by."""
+    total, unit = (max_tokens, " tokens") if max_tokens else (corpus.total, "B")
+    return tqdm(total=total, desc=what, unit=unit, unit_scale=True, disable=None, leave=False)
 
-def show(bar, read: int, tokens: int) -> None:
-    bar.set_postfix_str(f"{human(tokens)} tokens", refresh=False)
-    bar.update(read - bar.n)
+def show(bar, read: int, tokens: int, max_tokens: int | None) -> None:
+    bar.set_postfix_str(f"{human(read)}B" if max_tokens else f"{human(tokens)} tokens", refresh=False)
+    bar.update((tokens if max_tokens else read) - bar.n)
 
 def human(n: float) -> str:
     for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
@@ -756,6 +776,10 @@ def prepare(dataset: str | None = None, input: list[str] | None = None, tokenize
         if dataset == "pystdlib" and source:
             raise UserError("--source is for datasets that are downloaded; pystdlib is on this machine.")
         corpus = DATASETS[dataset]()
+        if source and names_a_file(source) and len(corpus.files) > 1:
+            if dataset != "fineweb-edu":
+                raise UserError(f"--source {source} is one file; {dataset} is {len(corpus.files)}. Name the folder that has them.")
+            corpus.files, corpus.total = [File(Path(source).name)], None
     else:
         if source:
             raise UserError("--source is for --dataset; --input names the files themselves.")
@@ -784,8 +808,8 @@ def prepare(dataset: str | None = None, input: list[str] | None = None, tokenize
         settings |= {"files": len(corpus.files), "bytes": sum(f.size for f in corpus.files), "separator": corpus.separator,
                      "text_key": corpus.text_key, "names": hashlib.sha256(names.encode()).hexdigest()[:16]}
         newest = max(f.path.stat().st_mtime_ns for f in corpus.files)
-    if no_check:
-        settings["source"] = source
+    if source and (no_check or dataset == "fineweb-edu" and len(corpus.files) == 1):
+        settings["source"] = Path(source).name                                  # not the known corpus
 
     out = Path(out or Path("data") / corpus.name)
     if out.exists() and not out.is_dir():
@@ -854,7 +878,8 @@ def tokenize(corpus, out: Path, tokenizer: str, settings: dict, newest: int, num
         try:
             if saved["tokenizer"] is None:
                 if tokenizer == "char":
-                    tok = CharTokenizer(find_characters(corpus, out, make_jobs, pool, num_proc, max_tokens), corpus.ends)
+                    tok = CharTokenizer(corpus.chars or find_characters(corpus, make_jobs, pool, num_proc, max_tokens),
+                                        corpus.ends)
                 else:
                     tok = ByteTokenizer() if tokenizer == "byte" else GPT2Tokenizer()
                 saved["tokenizer"] = tok.describe()
@@ -872,7 +897,7 @@ def tokenize(corpus, out: Path, tokenizer: str, settings: dict, newest: int, num
             corpus.full = saved["full"]
             todo = (((), 0) if i < saved["jobs"] else job for i, job in enumerate(make_jobs()))
             last_save = time.monotonic()
-            with progress_bar(corpus, "tokenizing") as bar:
+            with progress_bar(corpus, "tokenizing", max_tokens) as bar:
                 for i, (encoded, read) in enumerate(in_order(pool, encode, todo, 2 * num_proc + 1)):
                     if i < saved["jobs"]:
                         continue
@@ -885,7 +910,7 @@ def tokenize(corpus, out: Path, tokenizer: str, settings: dict, newest: int, num
                                 ids, documents, size = front(tok, ids, room, documents, size, saved["splits"]["train"])
                                 corpus.full = saved["full"] = True
                         writers[s].write(ids, documents, size, inside)
-                    show(bar, read, sum(saved["splits"][s]["tokens"] for s in SPLITS))
+                    show(bar, read, sum(saved["splits"][s]["tokens"] for s in SPLITS), max_tokens)
                     saved["jobs"] = i + 1
                     if corpus.full and stops_when_full(corpus):
                         break
@@ -978,7 +1003,7 @@ def info(path) -> None:
         print(f"{s:<6} {len(tokens):>15,} {counts.get('documents', '?'):>12} {counts.get('bytes', '?'):>16} "
               f"{f'{ratio:.4f}' if ratio else '?':>12} {len(tokens.paths) if tokens else 0:>7}")
     bad = [shard["file"] for s in SPLITS for shard in data.meta.get("splits", {}).get(s, {}).get("shards", [])
-           if file_sha256(data.path / shard["file"]) != shard["sha256"]]
+           if digest(data.path / shard["file"]) != shard["sha256"]]
     if bad:
         raise UserError(f"{data.path}: {', '.join(bad)} is not what meta.json says (its sha256 differs). Delete the folder and "
                         f"prepare it again.")

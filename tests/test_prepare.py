@@ -17,7 +17,7 @@ import tiktoken
 import prepare_data
 from common import UserError
 from corpora import all_bytes, byte_documents, meta, split_tokens, stories, toy_gpt2
-from data import SPLITS, load_data
+from data import SPLITS, load_data, write_shard
 from prepare_data import prepare
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -270,3 +270,306 @@ def test_vocabularies_beyond_16_bits_are_written_wide(tmp_path):
     d = load_data(prepare(input=[str(tmp_path / "a.txt")], tokenizer="char", out=tmp_path / "out", split="60/20/20"))
     assert d.vocab_size == 70000 - 32 - 2048 + 1 and d.train.shards[0].dtype == np.uint32
     assert "".join(d.tokenizer.decode(t.window(0, len(t))) for t in (d.train, d.val, d.test)) == chars
+
+# ---------------------------------------------------------------------------------------------------------------------
+# stopped, and started again
+
+DRIVER = """
+import sys
+sys.path.insert(0, {root!r})
+import prepare_data
+prepare_data.BLOCK, prepare_data.SAVE_SECONDS = 2000, 0
+prepare_data.prepare(input=[sys.argv[1]], tokenizer=sys.argv[2], out=sys.argv[3], num_proc=2, shard_tokens=20000)
+"""
+
+@pytest.mark.parametrize("tokenizer", ["byte", "char"])
+def test_killed_at_any_moment_it_ends_with_the_same_bytes(tmp_path, tokenizer):
+    path = write_jsonl(tmp_path / "a.jsonl", stories(4000))
+    args = [sys.executable, "-c", DRIVER.format(root=str(ROOT)), str(path), tokenizer]
+    start = time.monotonic()
+    subprocess.run([*args, str(tmp_path / "whole")], check=True, capture_output=True)
+    takes = time.monotonic() - start
+    out, rng, went_on = tmp_path / "out", np.random.default_rng(3), 0
+    for i in range(6):
+        run = subprocess.Popen([*args, str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(takes * rng.uniform(0.3, 0.8))
+        run.kill()
+        run.wait()
+        for shard in out.glob("*.bin"):                         # what has a shard's name is one
+            assert split_tokens(out, shard.name.split("_")[0]) is not None
+        if (out / "meta.json").exists():
+            break
+        if out.exists():
+            with pytest.raises(UserError):
+                load_data(out)
+        if (out / "progress.json").exists():
+            went_on += json.loads((out / "progress.json").read_text())["jobs"] > 0
+    done = subprocess.run([*args, str(out)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert all_bytes(out) == {k: v for k, v in all_bytes(tmp_path / "whole").items()} and went_on
+
+def dies_at(step: int, **arguments) -> bool:
+    """prepare() in a child process that is gone, without a goodbye, before its step-th change on the disk; False: it ended."""
+    child = os.fork()
+    if child == 0:
+        def counted(change):
+            def f(*args, **kwargs):
+                nonlocal step
+                step -= 1
+                if step < 0:
+                    os._exit(9)
+                return change(*args, **kwargs)
+            return f
+        os.replace, os.fsync, Path.unlink, Path.rename = map(counted, (os.replace, os.fsync, Path.unlink, Path.rename))
+        try:
+            prepare(**arguments)
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+def test_stopped_between_any_two_changes_on_the_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(prepare_data, "BLOCK", 2000)
+    monkeypatch.setattr(prepare_data, "SAVE_SECONDS", 0)
+    path = str(write_jsonl(tmp_path / "a.jsonl", stories(300)))
+    same = dict(input=[path], tokenizer="char", shard_tokens=4000, num_proc=2)
+    whole = all_bytes(prepare(**same, out=tmp_path / "whole"))
+    step = 0
+    while dies_at(step, **same, out=tmp_path / f"{step}"):
+        dies_at(7, **same, out=tmp_path / f"{step}")            # and once more on the way
+        assert all_bytes(prepare(**same, out=tmp_path / f"{step}")) == whole
+        step += 3
+    assert step > 60
+
+def test_a_changed_input_starts_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(prepare_data, "BLOCK", 1000)
+    monkeypatch.setattr(prepare_data, "SAVE_SECONDS", 0)
+    path = write_jsonl(tmp_path / "a.jsonl", stories(300))
+    write, calls = prepare_data.Writer.write, []
+    monkeypatch.setattr(prepare_data.Writer, "write", lambda *a: calls.append(0) or write(*a) if len(calls) < 9 else 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        prepare(input=[str(path)], tokenizer="byte", out=tmp_path / "out")
+    monkeypatch.setattr(prepare_data.Writer, "write", write)
+    assert json.loads((tmp_path / "out/progress.json").read_text())["jobs"] > 2
+    write_jsonl(path, stories(300, seed=1))
+    out = prepare(input=[str(path)], tokenizer="byte", out=tmp_path / "out")
+    assert sorted(every_document(out)) == sorted(t.encode() for t in stories(300, seed=1))
+
+def test_a_full_disk_is_a_sentence_and_the_run_goes_on(tmp_path, monkeypatch, capsys):
+    path = str(write_jsonl(tmp_path / "a.jsonl", stories(300)))
+    monkeypatch.setattr(prepare_data, "BLOCK", 1000)
+    monkeypatch.setattr(prepare_data, "SAVE_SECONDS", 0)
+    room, write = 20_000, prepare_data.Writer.write
+
+    def full(self, ids, *rest):
+        nonlocal room
+        room -= 2 * len(ids)
+        if room < 0:
+            self.file.close()
+            self.file = open("/dev/full", "wb", buffering=0)
+        write(self, ids, *rest)
+    monkeypatch.setattr(prepare_data.Writer, "write", full)
+    monkeypatch.setattr(sys, "argv", ["prepare_data.py", "--input", path, "--tokenizer", "byte", "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit) as e:
+        prepare_data.run(prepare_data.main)
+    assert e.value.code == 2
+    assert "train_000000.bin.tmp: the disk is full" in capsys.readouterr().err and not list((tmp_path / "out").glob("*.bin"))
+    monkeypatch.setattr(prepare_data.Writer, "write", write)
+    out = prepare(input=[path], tokenizer="byte", out=tmp_path / "out")
+    assert all_bytes(out) == all_bytes(prepare(input=[path], tokenizer="byte", out=tmp_path / "whole"))
+
+def test_the_second_run_on_a_folder_says_so(tmp_path):
+    path = str(write_jsonl(tmp_path / "a.jsonl", stories(20)))
+    (tmp_path / "out").mkdir()
+    with prepare_data.lock(tmp_path / "out", "preparing"):
+        second = command("--input", path, "--out", tmp_path / "out", cwd=tmp_path)
+    assert second.returncode == 2 and second.stderr == \
+        f"prepare_data.py: another run is preparing {tmp_path / 'out'}. Wait for it, or choose another --out.\n"
+    prepare(input=[path], out=tmp_path / "out")
+
+def test_prepared_already(tmp_path, capsys):
+    path = write_jsonl(tmp_path / "a.jsonl", stories(100))
+    out = prepare(input=[str(path)], out=tmp_path / "out")
+    before = {p.name: p.stat().st_mtime_ns for p in out.iterdir()}
+    prepare(input=[str(path)], out=out, num_proc=1)
+    assert "is there already" in capsys.readouterr().out
+    with pytest.raises(UserError, match="with tokenizer 'char', and this is 'byte'. Choose another --out"):
+        prepare(input=[str(path)], tokenizer="byte", out=out)
+    assert {p.name: p.stat().st_mtime_ns for p in out.iterdir()} == before
+    os.utime(path, ns=(time.time_ns() + 10**9,) * 2)
+    with pytest.raises(UserError, match="older than its input"):
+        prepare(input=[str(path)], out=out)
+
+def test_a_folder_with_other_files_is_left_alone(tmp_path):
+    path = str(write_jsonl(tmp_path / "a.jsonl", stories(20)))
+    for name in ("thesis.txt", "train_000000.bin"):
+        (tmp_path / name[:3]).mkdir()
+        (tmp_path / name[:3] / name).write_text("mine")
+        with pytest.raises(UserError, match="holds other files.*Choose another --out"):
+            prepare(input=[path], out=tmp_path / name[:3])
+        assert all_bytes(tmp_path / name[:3]) == {name: b"mine"}
+
+# ---------------------------------------------------------------------------------------------------------------------
+# errors
+
+def damaged_zst(path, raw):
+    zst(path, raw)
+    path.write_bytes(path.read_bytes()[:-20])
+
+def with_bytes(suffix, change):
+    def make(folder):
+        raw = (json.dumps({"text": "one"}) + "\n").encode() * 500 if "jsonl" in suffix else b"some plain text\n" * 500
+        path = folder / f"a{suffix}"
+        path.write_bytes(change(raw))
+        return path
+    return make
+
+def with_zip(folder, harm):
+    with zipfile.ZipFile(folder / "a.zip", "w") as z:
+        z.writestr("a.txt", b"some plain text\n" * 500)
+    raw = bytearray((folder / "a.zip").read_bytes())
+    (folder / "a.zip").write_bytes(harm(raw))
+    return folder / "a.zip"
+
+def flipped(raw, at=100):
+    raw[at] ^= 0xFF
+    return raw
+
+BROKEN = {
+    "latin1": (with_bytes(".txt", lambda r: r + b"caf\xe9 au lait"), r"a.txt is not UTF-8: byte 0xe9 at offset 8,003.*--errors replace"),
+    "half a character": (with_bytes(".txt", lambda r: r + b"\xe6\x9d"), "a.txt is not UTF-8: byte 0xe6 at offset 8,000"),
+    "utf16": (with_bytes(".txt", lambda r: r.decode().encode("utf-16")), "not UTF-8: byte 0xff at offset 0"),
+    "latin1 in json": (with_bytes(".jsonl", lambda r: r + b'{"text": "\xe9"}'), r"a.jsonl, line 501 is not UTF-8: byte 0xe9 at offset 8,010"),
+    "half a surrogate": (with_bytes(".jsonl", lambda r: r'{"text": "a\ud83d"}'.encode()), r"line 1: .*\\ud83d.*--errors replace"),
+    "empty": (with_bytes(".txt", lambda r: b""), "there is no text in .*a.txt"),
+    "blank": (with_bytes(".txt", lambda r: b" \n\n"), "there is no text in .*a.txt"),
+    "empty jsonl": (with_bytes(".jsonl", lambda r: b""), "there is no text in .*a.jsonl"),
+    "empty gz": (with_bytes(".txt.gz", lambda r: gzip.compress(b"")), "there is no text in"),
+    "bad gz": (with_bytes(".txt.gz", lambda r: r), "a.txt.gz is damaged, cut short, or not what its name says"),
+    "cut gz": (with_bytes(".txt.gz", lambda r: gzip.compress(r)[:-9]), "a.txt.gz is damaged, cut short"),
+    "flipped gz": (with_bytes(".txt.gz", lambda r: bytes(flipped(bytearray(gzip.compress(r)), 30))), "a.txt.gz is damaged"),
+    "bad zip": (with_bytes(".zip", lambda r: r), "a.zip is damaged, cut short, or not what its name says"),
+    "cut zip": (lambda f: with_zip(f, lambda r: r[:-50]), "a.zip is damaged"),
+    "flipped zip": (lambda f: with_zip(f, flipped), "a.zip is damaged.*CRC"),
+    "locked zip": (lambda f: with_zip(f, lambda r: flag_encrypted(r)), "a.zip is encrypted"),
+    "not json": (with_bytes(".jsonl", lambda r: r + b"{oh\n"), "a.jsonl, line 501 is not JSON: .*one object a line"),
+    "json array": (with_bytes(".json", lambda r: b'[{"text": "a"}]'), "a.json, line 1 is not a JSON object"),
+    "no field": (with_bytes(".jsonl", lambda r: b'{"body": "a", "id": 3}\n'), "line 1 has no 'text', only 'body', 'id'.*--text_key"),
+    "no text": (with_bytes(".jsonl", lambda r: b'{"text": 3}\n'), "line 1: 'text' is '3', which is not text"),
+    "tar": (with_bytes(".tar.gz", lambda r: r), "this kind of file is not read"),
+    "not there": (lambda f: f / "nothing*.txt", "nothing.*there is no such file or folder"),
+    "empty folder": (lambda f: (f / "empty").mkdir() or f / "empty", "has no .txt, .jsonl or .parquet"),
+}
+
+def flag_encrypted(raw):
+    for i in (raw.index(b"PK\x03\x04") + 6, raw.index(b"PK\x01\x02") + 8):
+        raw[i] |= 1
+    return raw
+
+@pytest.mark.parametrize("tokenizer", ["char", "byte"])
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_input_is_a_sentence_and_leaves_nothing(tmp_path, name, tokenizer):
+    make, words = BROKEN[name]
+    path = make(tmp_path)
+    with pytest.raises(UserError, match=words) as e:
+        prepare(input=[str(path)], tokenizer=tokenizer, out=tmp_path / "out")
+    assert str(e.value).count("\n") == 0 and not (tmp_path / "out").exists()
+
+@pytest.mark.parametrize("frames", [1, 3])
+def test_a_cut_zst_is_noticed(tmp_path, frames):
+    zst(tmp_path / "a.txt.zst", os.urandom(3000).hex().encode(), frames)
+    (tmp_path / "a.txt.zst").write_bytes((tmp_path / "a.txt.zst").read_bytes()[:-20])
+    with pytest.raises(UserError, match="a.txt.zst is damaged, cut short"):
+        prepare(input=[str(tmp_path / "a.txt.zst")], tokenizer="byte", out=tmp_path / "out")
+    (tmp_path / "a.txt.zst").write_bytes(b"not zst at all")
+    with pytest.raises(UserError, match="a.txt.zst is damaged, cut short"):
+        prepare(input=[str(tmp_path / "a.txt.zst")], tokenizer="byte", out=tmp_path / "out")
+
+def test_broken_parquet(tmp_path):
+    good = parquet(tmp_path / "a.parquet", stories(200), column="body", n=list(range(200)))
+    for key, words in ((None, "has no column 'text', only 'body', 'n'.*--text_key"), ("n", "the column 'n' is int64, which is not text")):
+        with pytest.raises(UserError, match=words):
+            prepare(input=[str(good)], text_key=key, tokenizer="byte", out=tmp_path / "out")
+    assert len(every_document(prepare(input=[str(good)], text_key="body", tokenizer="byte", out=tmp_path / "ok"))) == 200
+    raw = good.read_bytes()
+    for bad in (raw[:-100], b"", b"PAR1", raw[:200] + bytes(1500) + raw[1700:]):
+        (tmp_path / "b.parquet").write_bytes(bad)
+        with pytest.raises(UserError, match="b.parquet is damaged, cut short"):
+            prepare(input=[str(tmp_path / "b.parquet")], text_key="body", tokenizer="byte", out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+def test_parquet_texts_of_every_type(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+    texts = ["one", None, "two", "", "three"]
+    for i, kind in enumerate((pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string()))):
+        pq.write_table(pa.table({"text": pa.array(texts).cast(kind)}), tmp_path / f"{i}.parquet")
+        out = prepare(input=[str(tmp_path / f"{i}.parquet")], tokenizer="byte", out=tmp_path / f"out{i}")
+        assert sorted(every_document(out)) == [b"one", b"three", b"two"]
+
+def test_a_missing_library_is_named(tmp_path, monkeypatch):
+    for module, name in (("zstandard", "a.txt.zst"), ("pyarrow", "a.parquet")):
+        monkeypatch.setitem(sys.modules, module, None)
+        (tmp_path / name).write_bytes(b"x")
+        with pytest.raises(UserError, match=f"{name} needs {module}: pip install {module}, or"):
+            prepare(input=[str(tmp_path / name)], tokenizer="byte", out=tmp_path / "out")
+
+def test_errors_replace_goes_on(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"caf\xe9 " * 40)
+    out = prepare(input=[str(tmp_path / "a.txt")], tokenizer="byte", errors="replace", out=tmp_path / "out")
+    assert b"".join(every_document(out)).decode() == "caf\ufffd " * 40
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "caf\xe9"}\n{"text": "\\ud83d."}\n{"text": "\\ud83d\\ude42"}')
+    out = prepare(input=[str(tmp_path / "a.jsonl")], tokenizer="byte", errors="replace", out=tmp_path / "out2")
+    assert sorted(d.decode() for d in every_document(out)) == ["caf\ufffd", "\ufffd.", "🙂"]
+
+@pytest.mark.parametrize("args, words", [
+    ({}, "give one of --dataset"), ({"dataset": "text8", "input": ["a"]}, "give one of --dataset"),
+    ({"dataset": "text9"}, "no dataset 'text9'; there are pystdlib, text8"), ({"dataset": "text8", "split": "1/1/1"}, "--split is for --input"),
+    ({"dataset": "pystdlib", "source": "x"}, "--source is for datasets that are downloaded"),
+    ({"dataset": "pystdlib", "tokenizer": "bpe"}, "--tokenizer is 'bpe'; it must be char, byte or gpt2"),
+    ({"dataset": "pystdlib", "max_tokens": "many"}, "--max_tokens is 'many'"), ({"dataset": "pystdlib", "num_proc": -1}, "--num_proc is -1"),
+    ({"input": ["x"], "split": "90/10"}, "x: there is no such file"), ({"input": [__file__], "split": "90/10"}, "--split is '90/10'"),
+    ({"input": [__file__], "split": "0/1/1"}, "--split is '0/1/1'"), ({"input": [__file__], "source": "x"}, "--source is for --dataset")])
+def test_wrong_arguments(tmp_path, args, words):
+    with pytest.raises(UserError, match=words):
+        prepare(**args, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+def test_sizes_in_words():
+    assert [prepare_data.number(t, "--max_tokens") for t in ("2.0B", "500M", "20k", "1_000", "2e9", 7)] == \
+        [2 * 10**9, 5 * 10**8, 20_000, 1000, 2 * 10**9, 7]
+    for bad in ("0", "-1", "B", "1.5.2M", "nan"):
+        with pytest.raises(UserError, match="--max_tokens"):
+            prepare_data.number(bad, "--max_tokens")
+
+def test_the_command_itself(tmp_path):
+    (tmp_path / "book.txt").write_text("A book of some length.\n" * 50)
+    done = command("--input", "book.txt", cwd=tmp_path)
+    assert done.returncode == 0 and done.stderr == "" and done.stdout.startswith("data/book: char level, vocabulary 1")
+    shown = command("--info", "data/book", cwd=tmp_path)
+    assert shown.returncode == 0 and "every shard matches meta.json" in shown.stdout
+    assert "    A book of some length." in shown.stdout and "train" in shown.stdout
+    for args, words in ((["--inptu", "x"], "there is no flag --inptu. Did you mean --input?"), (["--input", "nothing.txt"], "no such file"),
+                        (["--info", "data/nothing"], "there is no data folder data/nothing"), (["--num_proc", "two"], "--num_proc"),
+                        (["--input", "book.txt", "--out", "book.txt"], "book.txt is a file"),
+                        (["--input", "book.txt", "--out", "/proc/no/such"], "/proc/no")):
+        done = command(*args, cwd=tmp_path)
+        assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") <= 2 and "Traceback" not in done.stderr
+
+def test_info_sees_a_changed_token(tmp_path, capsys):
+    out = prepare(input=[str(write_jsonl(tmp_path / "a.jsonl", stories(400)))], tokenizer="byte", out=tmp_path / "out")
+    prepare_data.info(out)
+    shown = capsys.readouterr().out
+    assert "every shard matches" in shown and "    Story 0:" in shown and "byte" in shown
+    counts = meta(out)["splits"]["train"]
+    assert f"{counts['tokens']:,}" in shown and f"{counts['bytes'] / counts['tokens']:.4f}" in shown
+    raw = bytearray((out / "val_000000.bin").read_bytes())
+    raw[1024] ^= 1
+    (out / "val_000000.bin").write_bytes(raw)
+    with pytest.raises(UserError, match="val_000000.bin is not what meta.json says"):
+        prepare_data.info(out)
+
+def test_info_of_ready_made_shards(tmp_path, capsys):
+
+    write_shard(tmp_path / "x_train_0.bin", [1, 2, 3])
+    prepare_data.info(tmp_path)
+    assert "vocabulary unknown" in capsys.readouterr().out
