@@ -45,7 +45,7 @@ from data import (HEADER_BYTES, SPLITS, ByteTokenizer, CharTokenizer, GPT2Tokeni
                   token_dtype, tokenizer_from)
 
 BLOCK = 2**20                   # characters of a job, and at most of one piece of a document
-LINE_LIMIT = 2**28              # bytes of one JSON line
+LINE_LIMIT = 2**26              # bytes of one JSON line
 SHARD_TOKENS = 100_000_000      # tokens of a full shard, as in llm.c
 SAVE_SECONDS = 10               # between two saves of the progress
 OURS = re.compile(r"(train|val|test)_\d{6}\.bin(\.tmp)?|(meta|progress)\.json(\.tmp)?|input\.tmp|\.lock")
@@ -70,14 +70,15 @@ class Corpus:
     files: list[File]
     tokenizer: str = "char"                 # unless --tokenizer says otherwise
     fractions: tuple = (0.95, 0.025, 0.025)
-    position: bool = False                  # one running text: its first 95 % are train, and so on
     ends: bool = True                       # an end token after each document
     chars: str | None = None                # the vocabulary at character level; None: what is found
     separator: str | None = None
     text_key: str = "text"
     id_key: str | None = None               # the column whose hash decides the split
-    total: int | None = None                # bytes of all files
+    total: int | None = None                # bytes of all files; None: all of them are fetched first
     errors: str = "strict"
+    max_tokens: int | None = None
+    running: int = 0                        # bytes of a corpus that is one running text, cut by position; 0: it is many documents
     read: int = 0                           # bytes of the files read so far, for the bar
     full: bool = False                      # train has its max_tokens
 
@@ -88,7 +89,7 @@ def text8() -> Corpus:
     zip_file = File("text8.zip", url="http://mattmahoney.net/dc/text8.zip", size=31_344_016,
                     sha256="a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
                     unpacked=(100_000_000, "3bea1919949baf155f99411df5fada7e"))
-    return Corpus("text8", [zip_file], fractions=(0.9, 0.05, 0.05), position=True, ends=False,
+    return Corpus("text8", [zip_file], fractions=(0.9, 0.05, 0.05), ends=False,
                   chars=" abcdefghijklmnopqrstuvwxyz")
 
 def tinystories() -> Corpus:
@@ -323,13 +324,13 @@ def json_documents(stream, name, corpus: Corpus):
         yield text, None
 
 def parquet_documents(path: Path, name, corpus: Corpus):
-    """(text, key, part of the file read so far) of the rows of a parquet file, a few hundred rows at a time."""
+    """(text, key, part of the file read so far) of the rows of a parquet file, a few rows at a time."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError:
         raise UserError(f"{name} needs pyarrow: pip install pyarrow, or give --input .txt or .jsonl files.") from None
-    with pq.ParquetFile(path, pre_buffer=False) as f:
+    with pq.ParquetFile(path, pre_buffer=False, buffer_size=2**20) as f:      # not a whole column chunk at once
         columns = [corpus.text_key] + ([corpus.id_key] if corpus.id_key else [])
         for column in columns:
             if column not in f.schema_arrow.names:
@@ -339,7 +340,7 @@ def parquet_documents(path: Path, name, corpus: Corpus):
             if not any(str(kind).startswith(word) or f"values={word}" in str(kind) for word in ("string", "large_string")):
                 raise UserError(f"{name}: the column {column!r} is {kind}, which is not text. Choose --text_key.")
         number, rows = 0, max(f.metadata.num_rows, 1)
-        for batch in f.iter_batches(batch_size=256, columns=columns, use_threads=False):
+        for batch in f.iter_batches(batch_size=64, columns=columns, use_threads=False):
             texts, *ids = (batch.column(c).cast(pa.large_binary()).to_pylist() for c in columns)
             for i, raw in enumerate(texts):
                 number += 1
@@ -585,14 +586,22 @@ def locate(file: File, source: str | None, cache: Path, check: bool) -> Path:
         cache = cache.with_name(f"{cache.name}-{hashlib.sha256(source.encode()).hexdigest()[:8]}")
     path = cache / name
     cache.mkdir(parents=True, exist_ok=True)
-    with lock(cache, "downloading to"):
-        if not path.exists():
-            fetch(url, path, size, known, check)
+    try:
+        with lock(cache, "downloading to"):
+            if not path.exists():
+                fetch(url, path, size, known, check)
+    finally:
+        remove_empty([cache, cache.parent])
     return path
 
 def names_a_file(source: str) -> bool:
     """A mirror is either one file or the place, a folder or URL, that has the files under their names."""
     return Path(source).suffix in (*PACKED, *KINDS) if "://" in source else os.path.isfile(source)
+
+def remove_empty(folders) -> None:
+    with contextlib.suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
 
 @contextlib.contextmanager
 def lock(folder: Path, doing: str):
@@ -674,16 +683,24 @@ class Writer:
             except OSError as e:
                 raise OSError(e.errno, e.strerror, str(self.tmp())) from None
 
-def in_order(pool, f, items, ahead: int):
-    """(f(item), extra) for each (item, extra), computed by the pool's threads, at most `ahead` in advance."""
-    waiting = deque()
-    for item, extra in items:
-        waiting.append((pool.submit(f, item), extra))
-        if len(waiting) >= ahead:
-            future, extra = waiting.popleft()
+class Workers(ThreadPoolExecutor):
+    def __init__(self, n: int):
+        super().__init__(n)
+        self.ahead = 2 * n + 1
+
+    def __exit__(self, *error):
+        self.shutdown(cancel_futures=True)
+
+    def in_order(self, f, items):
+        """(f(item), extra) for each (item, extra), in their order, and a few computed in advance."""
+        waiting = deque()
+        for item, extra in items:
+            waiting.append((self.submit(f, item), extra))
+            if len(waiting) >= self.ahead:
+                future, extra = waiting.popleft()
+                yield future.result(), extra
+        for future, extra in waiting:
             yield future.result(), extra
-    for future, extra in waiting:
-        yield future.result(), extra
 
 def by_split(job):
     """(split, texts, lasts) of a job's pieces."""
@@ -692,42 +709,14 @@ def by_split(job):
         if mine:
             yield s, *map(list, zip(*mine))
 
-def find_characters(corpus: Corpus, make_jobs, pool, num_proc: int, max_tokens) -> str:
-    """Every character of the corpus, or of the part that max_tokens takes: the vocabulary of --tokenizer char."""
-    known, characters = b"", set()                                              # known: the ASCII ones among the characters
-
-    def find(job):
-        text = "".join(text for _, text, _ in job)
-        rest = text.encode().translate(None, known).decode()                    # the known ASCII deleted: little is left
-        new = np.unique(np.frombuffer(rest.encode("utf-32-le"), "<u4"))
-        return set(map(chr, new)), sum(len(t) + (last and corpus.ends) for s, t, last in job if s == "train")
-
-    tokens = 0
-    with progress_bar(corpus, "finding characters", max_tokens) as bar:
-        for (new, count), read in in_order(pool, find, make_jobs(), 2 * num_proc + 1):
-            characters |= new
-            known = "".join(filter(str.isascii, characters)).encode()
-            tokens += count
-            show(bar, read, tokens, max_tokens)
-            if max_tokens and tokens >= max_tokens and not corpus.full:
-                corpus.full = True
-                if stops_when_full(corpus):
-                    break
-    corpus.full = False
-    return "".join(sorted(characters))
-
-def stops_when_full(corpus: Corpus) -> bool:
-    """Once train is full, val and test end with it, unless they stand somewhere else: in a file of theirs, or further on."""
-    return not corpus.position and not any(f.split for f in corpus.files)
-
-def progress_bar(corpus: Corpus, what: str, max_tokens: int | None):
+def progress_bar(corpus: Corpus, what: str):
     """A bar of bytes read, or with max_tokens of tokens: that is what its end, and so the time left, is known by."""
-    total, unit = (max_tokens, " tokens") if max_tokens else (corpus.total, "B")
+    total, unit = (corpus.max_tokens, " tokens") if corpus.max_tokens else (corpus.total, "B")
     return tqdm(total=total, desc=what, unit=unit, unit_scale=True, disable=None, leave=False)
 
-def show(bar, read: int, tokens: int, max_tokens: int | None) -> None:
-    bar.set_postfix_str(f"{human(read)}B" if max_tokens else f"{human(tokens)} tokens", refresh=False)
-    bar.update((tokens if max_tokens else read) - bar.n)
+def show(bar, corpus: Corpus, read: int, tokens: int) -> None:
+    bar.set_postfix_str(f"{human(read)}B" if corpus.max_tokens else f"{human(tokens)} tokens", refresh=False)
+    bar.update((tokens if corpus.max_tokens else read) - bar.n)
 
 def human(n: float) -> str:
     for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
@@ -754,185 +743,49 @@ def fractions_of(text: str) -> tuple:
     return tuple(p / sum(parts) for p in parts)
 
 # ---------------------------------------------------------------------------------------------------------------------
-# the command
+# from a corpus to a data folder
 
-def prepare(dataset: str | None = None, input: list[str] | None = None, tokenizer: str | None = None, out=None,
-            num_proc: int | None = None, max_tokens=None, split: str | None = None, separator: str | None = None,
-            text_key: str | None = None, errors: str = "strict", source: str | None = None, no_check: bool = False,
-            shard_tokens=SHARD_TOKENS) -> Path:
-    """Make the data folder `out` (default data/NAME) and return its path; does nothing when it is there already.
+def running_bytes(corpus: Corpus, folder: Path) -> int:
+    """The bytes of a corpus that is one single document (text8, or one text file), else 0."""
+    if corpus.id_key or any(f.split or f.key for f in corpus.files):
+        return 0
+    path = corpus.files[0].path
+    plain = kind_of(path.name) == "text" and path.suffix.lower() not in PACKED and not corpus.separator
+    if len(corpus.files) == 1 and plain and corpus.errors == "strict":
+        return corpus.total                                                     # no need to look
+    documents, size = 0, 0
+    for _, text, last in pieces(corpus, folder):
+        documents, size = documents + last, size + len(text if text.isascii() else text.encode())
+        if documents > 1:
+            return 0
+    return size
 
-    The arguments are the flags of the command line. UserError for whatever the user can put right.
-    """
-    if bool(dataset) == bool(input):
-        raise UserError(f"give one of --dataset ({', '.join(DATASETS)}) and --input FILE...")
-    if dataset:
-        if dataset not in DATASETS:
-            hint = " A folder of ready-made shards needs no preparation: train.py --dataset PATH." if os.path.isdir(dataset) else ""
-            raise UserError(f"there is no dataset {dataset!r}; there are {', '.join(DATASETS)}. For files of your own: --input.{hint}")
-        for flag, value in (("split", split), ("separator", separator), ("text_key", text_key)):
-            if value is not None:
-                raise UserError(f"--{flag} is for --input; the layout of {dataset} is known.")
-        if dataset == "pystdlib" and source:
-            raise UserError("--source is for datasets that are downloaded; pystdlib is on this machine.")
-        corpus = DATASETS[dataset]()
-        if source and names_a_file(source) and len(corpus.files) > 1:
-            if dataset != "fineweb-edu":
-                raise UserError(f"--source {source} is one file; {dataset} is {len(corpus.files)}. Name the folder that has them.")
-            corpus.files, corpus.total = [File(Path(source).name)], None
-    else:
-        if source:
-            raise UserError("--source is for --dataset; --input names the files themselves.")
-        files = input_files(input)
-        name = Path(input[0].rstrip("/")).name.split(".")[0] if len(files) == 1 or os.path.isdir(input[0]) else "input"
-        corpus = Corpus(re.sub(r"[^\w.-]", "_", name) or "input", files, fractions=fractions_of(split or "95/2.5/2.5"))
-        corpus.separator = separator.replace("\\n", "\n").replace("\\t", "\t").replace("\\r", "\r") if separator else None
-        corpus.text_key = text_key or "text"
-    corpus.errors = errors
-    tokenizer = tokenizer or corpus.tokenizer
-    if tokenizer not in ("char", "byte", "gpt2"):
-        raise UserError(f"--tokenizer is {tokenizer!r}; it must be char, byte or gpt2.")
-    max_tokens = number(max_tokens, "--max_tokens") if max_tokens else None
-    shard_tokens = number(shard_tokens, "--shard_tokens")
-    num_proc = num_proc or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count()))
-    if num_proc < 1:
-        raise UserError(f"--num_proc is {num_proc}; it must be at least 1.")
-    if tokenizer == "gpt2":
-        GPT2Tokenizer().load()                                                  # before anything is written
+def stops_when_full(corpus: Corpus) -> bool:
+    """Once train is full, val and test end with it, unless they stand somewhere else: in a file of theirs, or further on."""
+    return not corpus.running and not any(f.split for f in corpus.files)
 
-    settings = {"dataset": dataset or "input", "tokenizer": tokenizer, "max_tokens": max_tokens,
-                "split": [round(f, 6) for f in corpus.fractions], "errors": errors, "shard_tokens": shard_tokens}
-    newest = 0
-    if input:
-        names = "\n".join(f"{f.name} {f.size}" for f in corpus.files)
-        settings |= {"files": len(corpus.files), "bytes": sum(f.size for f in corpus.files), "separator": corpus.separator,
-                     "text_key": corpus.text_key, "names": hashlib.sha256(names.encode()).hexdigest()[:16]}
-        newest = max(f.path.stat().st_mtime_ns for f in corpus.files)
-    if source and (no_check or dataset == "fineweb-edu" and len(corpus.files) == 1):
-        settings["source"] = Path(source).name                                  # not the known corpus
+def find_characters(corpus: Corpus, make_jobs, workers: Workers) -> str:
+    """Every character of the corpus, or of the part that max_tokens takes: the vocabulary of --tokenizer char."""
+    known, characters, tokens = b"", set(), 0                                   # known: the ASCII ones among the characters
 
-    out = Path(out or Path("data") / corpus.name)
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out} is a file; choose a folder.")
-    out.mkdir(parents=True, exist_ok=True)
-    with lock(out, "preparing"):
-        if (out / "meta.json").exists():
-            same_again(out, settings, newest)
-            return out
-        strange = sorted(p.name for p in out.iterdir() if not OURS.fullmatch(p.name))
-        if strange or not (out / "progress.json").exists() and list(out.glob("*.bin")):
-            raise UserError(f"{out} holds other files ({(strange or ['shards without a meta.json'])[0]}, ...). "
-                            f"Choose another --out, or empty it.")
-        cache = out.parent / ".downloads" / corpus.name
-        try:
-            meta = tokenize(corpus, out, tokenizer, settings, newest, num_proc, max_tokens, shard_tokens,
-                            lambda file: locate(file, source, cache, not no_check))
-        except Unfinished:
-            raise
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"stopped; the same command goes on with {out}") from None
-        except UserError:
-            clear(out)
-            raise
-    print(f"{out}: {summary(meta)}")
-    for s in SPLITS[1:]:
-        if not meta["splits"][s]["tokens"] and corpus.fractions[SPLITS.index(s)]:
-            print(f"{out}: no document fell into {s}: too few for a split by hash. --split gives it more; one single document "
-                  f"is cut by position.", file=sys.stderr)
-    return out
+    def find(job):
+        text = "".join(text for _, text, _ in job)
+        rest = text.encode().translate(None, known).decode()                    # the known ASCII deleted: little is left
+        new = np.unique(np.frombuffer(rest.encode("utf-32-le"), "<u4"))
+        return set(map(chr, new)), sum(len(text) + (last and corpus.ends) for s, text, last in job if s == "train")
 
-def tokenize(corpus, out: Path, tokenizer: str, settings: dict, newest: int, num_proc: int, max_tokens: int | None,
-             shard_tokens: int, place) -> dict:
-    """From the corpus to shards and meta.json in `out`; returns meta. Goes on from progress.json where it fits."""
-    saved = read_progress(out, settings, newest)
-    if not saved:
-        clear(out, keep_folder=True)
-        saved = {"settings": settings, "newest": newest, "jobs": 0, "full": False, "tokenizer": None, "total": None,
-                 "splits": {s: {"tokens": 0, "documents": 0, "bytes": 0, "shards": [], "open": 0, "inside": False}
-                            for s in SPLITS}}
-        write_json(out / "progress.json", saved)
-    if corpus.total is None:
-        corpus.files = [f if f.path else File(f.name, place(f), split=f.split) for f in corpus.files]
-        corpus.total = sum(f.path.stat().st_size for f in corpus.files)
-
-    if saved["total"] is None:                                  # is it one document? and how long is it?
-        documents, size = 0, 0
-        if len(corpus.files) == 1 and kind_of(corpus.files[0].path.name) == "text" \
-                and corpus.files[0].path.suffix.lower() not in PACKED and not corpus.separator and corpus.errors == "strict":
-            documents, size = 1, corpus.total                   # nothing to look for
-        elif corpus.position or not any(f.split or f.key for f in corpus.files) and not corpus.id_key:
-            for _, text, last in pieces(corpus, out):
-                documents, size = documents + last, size + len(text if text.isascii() else text.encode())
-                if documents > 1 and not corpus.position:
+    with progress_bar(corpus, "finding characters") as bar:
+        for (new, count), read in workers.in_order(find, make_jobs()):
+            characters |= new
+            known = "".join(filter(str.isascii, characters)).encode()
+            tokens += count
+            show(bar, corpus, read, tokens)
+            if corpus.max_tokens and tokens >= corpus.max_tokens and not corpus.full:
+                corpus.full = True
+                if stops_when_full(corpus):
                     break
-            if not size:
-                raise UserError(f"there is no text in {corpus.files[0].path}{' and the other files' * (len(corpus.files) > 1)}.")
-        saved["total"] = size if documents == 1 or corpus.position else 0
-    corpus.position = bool(saved["total"])
-
-    def make_jobs():
-        stream = pieces(corpus, out, place)
-        return jobs(by_position(stream, saved["total"], corpus.fractions) if corpus.position else stream, corpus)
-
-    with ThreadPoolExecutor(num_proc) as pool:
-        try:
-            if saved["tokenizer"] is None:
-                if tokenizer == "char":
-                    tok = CharTokenizer(corpus.chars or find_characters(corpus, make_jobs, pool, num_proc, max_tokens),
-                                        corpus.ends)
-                else:
-                    tok = ByteTokenizer() if tokenizer == "byte" else GPT2Tokenizer()
-                saved["tokenizer"] = tok.describe()
-            tok = tokenizer_from(saved["tokenizer"])
-            if tokenizer == "gpt2":
-                tok.load()
-
-            def encode(job):
-                return {s: (tok.encode_all(texts, [last and corpus.ends for last in lasts]), sum(lasts),
-                            sum(len(t if t.isascii() else t.encode()) for t in texts), not lasts[-1])
-                        for s, texts, lasts in by_split(job) if not (corpus.full and s == "train")}
-
-            dtype = token_dtype(tok.vocab_size)
-            writers = {s: Writer(out, s, dtype, shard_tokens, saved["splits"][s]) for s in SPLITS}
-            corpus.full = saved["full"]
-            todo = (((), 0) if i < saved["jobs"] else job for i, job in enumerate(make_jobs()))
-            last_save = time.monotonic()
-            with progress_bar(corpus, "tokenizing", max_tokens) as bar:
-                for i, (encoded, read) in enumerate(in_order(pool, encode, todo, 2 * num_proc + 1)):
-                    if i < saved["jobs"]:
-                        continue
-                    for s, (ids, documents, size, inside) in encoded.items():
-                        if s == "train" and max_tokens:
-                            room = max_tokens - saved["splits"]["train"]["tokens"]
-                            if corpus.full:
-                                continue
-                            if len(ids) >= room:
-                                ids, documents, size = front(tok, ids, room, documents, size, saved["splits"]["train"])
-                                corpus.full = saved["full"] = True
-                        writers[s].write(ids, documents, size, inside)
-                    show(bar, read, sum(saved["splits"][s]["tokens"] for s in SPLITS), max_tokens)
-                    saved["jobs"] = i + 1
-                    if corpus.full and stops_when_full(corpus):
-                        break
-                    if time.monotonic() - last_save > SAVE_SECONDS:
-                        for writer in writers.values():
-                            writer.sync()
-                        write_json(out / "progress.json", saved)
-                        last_save = time.monotonic()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-    if not saved["splits"]["train"]["tokens"]:
-        raise UserError("no document fell into train." if any(saved["splits"][s]["tokens"] for s in SPLITS) else
-                        f"there is no text in {corpus.files[0].path}{' and the other files' * (len(corpus.files) > 1)}.")
-    for writer in writers.values():
-        writer.finish()
-    meta = {"dataset": corpus.name, "tokenizer": tok.describe(), "vocab_size": tok.vocab_size, "settings": settings,
-            "splits": {s: {k: saved["splits"][s][k] for k in ("tokens", "documents", "bytes", "shards")} for s in SPLITS}}
-    if corpus.name == "pystdlib":
-        meta["python"] = platform.python_version()
-    write_json(out / "meta.json", meta)
-    (out / "progress.json").unlink()
-    return meta
+    corpus.full = False
+    return "".join(sorted(characters))
 
 def front(tok, ids: np.ndarray, room: int, documents: int, size: int, done: dict):
     """What of a job fits in `room` tokens, as (ids, documents, bytes): whole documents, but a running text is cut anywhere."""
@@ -945,33 +798,112 @@ def front(tok, ids: np.ndarray, room: int, documents: int, size: int, done: dict
         return ids, len(stops), len(tok.decode_bytes(ids))
     return ids, 1, len(tok.decode_bytes(ids))
 
+def write_shards(corpus: Corpus, out: Path, tok, make_jobs, workers: Workers, saved: dict, shard_tokens: int) -> None:
+    """Encode all jobs after the saved ones, and write what comes of them; `saved` is kept up to date, here and on the disk."""
+    def encode(job):
+        return {s: (tok.encode_all(texts, [last and corpus.ends for last in lasts]), sum(lasts),
+                    sum(len(t if t.isascii() else t.encode()) for t in texts), not lasts[-1])
+                for s, texts, lasts in by_split(job) if not (corpus.full and s == "train")}
+
+    splits, done, last_save = saved["splits"], saved["jobs"], time.monotonic()
+    writers = {s: Writer(out, s, token_dtype(tok.vocab_size), shard_tokens, splits[s]) for s in SPLITS}
+    todo = (((), read) if i < done else (job, read) for i, (job, read) in enumerate(make_jobs()))
+    with progress_bar(corpus, "tokenizing") as bar:
+        for i, (encoded, read) in enumerate(workers.in_order(encode, todo)):
+            for s, (ids, documents, size, inside) in encoded.items():
+                if s == "train" and corpus.full:
+                    continue
+                room = corpus.max_tokens - splits[s]["tokens"] if s == "train" and corpus.max_tokens else np.inf
+                if len(ids) >= room:
+                    ids, documents, size = front(tok, ids, room, documents, size, splits[s])
+                    corpus.full = True
+                writers[s].write(ids, documents, size, inside)
+            show(bar, corpus, read, splits["train"]["tokens"] if corpus.max_tokens else sum(splits[s]["tokens"] for s in SPLITS))
+            if corpus.full and stops_when_full(corpus):
+                break
+            # No save once train is full: the reader has then left the train file, sooner or later, and jobs no longer count alike.
+            if i >= done and not corpus.full and time.monotonic() - last_save > SAVE_SECONDS:
+                for writer in writers.values():
+                    writer.sync()
+                saved["jobs"] = i + 1
+                write_json(out / "progress.json", saved)
+                last_save = time.monotonic()
+    for writer in writers.values():
+        writer.finish()
+
+def make(corpus: Corpus, out: Path, tokenizer: str, settings: dict, newest: int, num_proc: int, shard_tokens: int, place) -> dict:
+    """Shards and meta.json in `out`, going on from progress.json where that fits. Returns meta.
+
+    `place(file)`: the path of a file that is not on this machine yet. `newest`: when the input was last changed, ns.
+    """
+    saved = read_progress(out, settings, newest)
+    if not saved:
+        clear(out)
+        saved = {"settings": settings, "newest": newest, "jobs": 0, "tokenizer": None, "running": None,
+                 "splits": {s: {"tokens": 0, "documents": 0, "bytes": 0, "shards": [], "open": 0, "inside": False}
+                            for s in SPLITS}}
+        write_json(out / "progress.json", saved)                                # from now on, what is in `out` is ours
+    if corpus.total is None:
+        for f in corpus.files:
+            f.path = f.path or place(f)
+        corpus.total = sum(f.path.stat().st_size for f in corpus.files)
+    if saved["running"] is None:
+        saved["running"] = running_bytes(corpus, out)
+    corpus.running = saved["running"]
+
+    def make_jobs():
+        stream = pieces(corpus, out, place)
+        return jobs(by_position(stream, corpus.running, corpus.fractions) if corpus.running else stream, corpus)
+
+    with Workers(num_proc) as workers:
+        if saved["tokenizer"] is None:
+            kinds = {"byte": ByteTokenizer, "gpt2": GPT2Tokenizer,
+                     "char": lambda: CharTokenizer(corpus.chars or find_characters(corpus, make_jobs, workers), corpus.ends)}
+            saved["tokenizer"] = kinds[tokenizer]().describe()
+        tok = tokenizer_from(saved["tokenizer"])
+        write_shards(corpus, out, tok, make_jobs, workers, saved, shard_tokens)
+
+    counts = {s: {k: saved["splits"][s][k] for k in ("tokens", "documents", "bytes", "shards")} for s in SPLITS}
+    if not counts["train"]["tokens"]:
+        where = str(corpus.files[0].path or corpus.name) + " and the other files" * (len(corpus.files) > 1)
+        raise UserError("no document fell into train: there are too few of them. Give more text, or another --split."
+                        if any(counts[s]["tokens"] for s in SPLITS) else f"there is no text in {where}.")
+    meta = {"dataset": corpus.name, "tokenizer": tok.describe(), "vocab_size": tok.vocab_size, "splits": counts,
+            "settings": settings}
+    if corpus.name == "pystdlib":
+        meta["python"] = platform.python_version()
+    write_json(out / "meta.json", meta)
+    (out / "progress.json").unlink()
+    return meta
+
 def write_json(path: Path, value: dict) -> None:
     with atomic_write(path) as f:
         json.dump(value, f, indent=1)
         f.write("\n")
 
 def read_progress(out: Path, settings: dict, newest: int) -> dict | None:
-    """The saved progress, when it is of the same settings and all that it needs is still there."""
+    """The saved progress, when it is of the same settings and input, and all that it needs is still there."""
     try:
         saved = json.loads((out / "progress.json").read_text(encoding="utf-8"))
-        fits = saved["settings"] == settings and saved["newest"] == newest
+        if saved["settings"] != settings or saved["newest"] != newest or not saved["jobs"]:
+            return None
+        size = token_dtype(tokenizer_from(saved["tokenizer"]).vocab_size).itemsize
         for s, done in saved["splits"].items():
-            open_shard = out / f"{s}_{len(done['shards']):06d}.bin"
-            fits &= all((out / shard["file"]).exists() for shard in done["shards"])
-            fits &= not done["open"] or open_shard.exists() or open_shard.with_suffix(".bin.tmp").exists()
-        return saved if fits and saved["jobs"] else None
-    except (OSError, ValueError, KeyError, TypeError):
+            path = out / f"{s}_{len(done['shards']):06d}.bin"
+            there = max(length(path), length(path.with_suffix(".bin.tmp")))
+            if done["open"] and there < HEADER_BYTES + size * done["open"]:
+                return None
+            if any(length(out / d["file"]) != HEADER_BYTES + size * d["tokens"] for d in done["shards"]):
+                return None
+        return saved
+    except (OSError, ValueError, KeyError, TypeError, UserError):
         return None
 
-def clear(out: Path, keep_folder: bool = False) -> None:
+def clear(out: Path) -> None:
     """Remove what a preparation has written; progress.json last, since it says that the rest is ours."""
     for path in sorted(out.iterdir(), key=lambda p: p.name == "progress.json"):
         if OURS.fullmatch(path.name) and path.name not in (".lock", "meta.json"):
             path.unlink()
-    if not keep_folder:
-        (out / ".lock").unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            out.rmdir()
 
 def same_again(out: Path, settings: dict, newest: int) -> None:
     """Say that `out` is ready, or raise: it was made with other settings, or its input has changed."""
@@ -991,6 +923,106 @@ def summary(meta: dict) -> str:
     counts = ", ".join(f"{s} {meta['splits'][s]['tokens']:,}" for s in SPLITS)
     return f"{meta['tokenizer']['kind']} level, vocabulary {meta['vocab_size']:,}, tokens: {counts}"
 
+# ---------------------------------------------------------------------------------------------------------------------
+# the command
+
+def corpus_of(dataset: str | None, input: list[str], split, separator, text_key, source) -> Corpus:
+    """The corpus that the flags name. UserError when they do not go together."""
+    if bool(dataset) == bool(input):
+        raise UserError(f"give one of --dataset ({', '.join(DATASETS)}) and --input FILE...")
+    if input:
+        if source:
+            raise UserError("--source is for --dataset; --input names the files themselves.")
+        files = input_files(input)
+        name = Path(input[0]).resolve().name.split(".")[0] if len(files) == 1 or os.path.isdir(input[0]) else "input"
+        if separator:
+            separator = separator.replace("\\n", "\n").replace("\\r", "\r").replace("\\t", "\t")
+        return Corpus(name or "input", files, fractions=fractions_of(split or "95/2.5/2.5"), separator=separator,
+                      text_key=text_key or "text", total=sum(f.size for f in files))
+    if dataset not in DATASETS:
+        hint = " A folder of ready-made shards needs no preparation: train.py --dataset PATH." if os.path.isdir(dataset) else ""
+        raise UserError(f"there is no dataset {dataset!r}; there are {', '.join(DATASETS)}. For files of your own: --input.{hint}")
+    for flag, value in (("split", split), ("separator", separator), ("text_key", text_key)):
+        if value is not None:
+            raise UserError(f"--{flag} is for --input; the layout of {dataset} is known.")
+    if dataset == "pystdlib" and source:
+        raise UserError("--source is for datasets that are downloaded; pystdlib is on this machine.")
+    corpus = DATASETS[dataset]()
+    if source and names_a_file(source) and len(corpus.files) > 1:
+        if dataset != "fineweb-edu":
+            raise UserError(f"--source {source} is one file; {dataset} is {len(corpus.files)}. Name the folder that has them.")
+        corpus.files, corpus.total = [File(Path(source).name)], None            # one file of the sample is a corpus too
+    return corpus
+
+def prepare(dataset: str | None = None, input=None, tokenizer: str | None = None, out=None, num_proc: int | None = None,
+            max_tokens=None, split: str | None = None, separator: str | None = None, text_key: str | None = None,
+            errors: str = "strict", source: str | None = None, no_check: bool = False, shard_tokens=SHARD_TOKENS) -> Path:
+    """Make the data folder `out` (default data/NAME) and return its path; nothing is done when it is there already.
+
+    The arguments are the flags of the command line. UserError for whatever the user can put right.
+    """
+    input = [str(p) for p in ([input] if isinstance(input, (str, os.PathLike)) else input or [])]
+    corpus = corpus_of(dataset, input, split, separator, text_key, source)
+    corpus.errors = errors
+    corpus.max_tokens = number(max_tokens, "--max_tokens") if max_tokens is not None else None
+    shard_tokens = number(shard_tokens, "--shard_tokens")
+    tokenizer = tokenizer or corpus.tokenizer
+    if tokenizer not in ("char", "byte", "gpt2"):
+        raise UserError(f"--tokenizer is {tokenizer!r}; it must be char, byte or gpt2.")
+    if num_proc is None:
+        num_proc = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if num_proc < 1:
+        raise UserError(f"--num_proc is {num_proc}; it must be at least 1.")
+
+    # What the tokens depend on. A folder made with other settings is not taken for this one.
+    settings = {"dataset": dataset or "input", "tokenizer": tokenizer, "max_tokens": corpus.max_tokens,
+                "split": [round(f, 6) for f in corpus.fractions], "errors": errors, "shard_tokens": shard_tokens}
+    newest = 0
+    if input:
+        names = "\n".join(f"{f.name} {f.size}" for f in corpus.files)
+        settings |= {"files": len(corpus.files), "bytes": corpus.total, "separator": corpus.separator,
+                     "text_key": corpus.text_key, "names": hashlib.sha256(names.encode()).hexdigest()[:16]}
+        newest = max(f.path.stat().st_mtime_ns for f in corpus.files)
+    if source and (no_check or dataset == "fineweb-edu" and len(corpus.files) == 1):
+        settings["source"] = Path(source).name                                  # not the known corpus
+
+    out = Path(out or Path("data") / corpus.name)
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out} is a file; choose a folder.")
+    if tokenizer == "gpt2" and not (out / "meta.json").exists():
+        GPT2Tokenizer().load()                                                  # can it be had? before anything is written
+    new = [p for p in (out, *out.parents) if not p.exists()]
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        with lock(out, "preparing"):
+            if (out / "meta.json").exists():
+                same_again(out, settings, newest)
+                return out
+            strange = sorted(p.name for p in out.iterdir() if not OURS.fullmatch(p.name))
+            if not (out / "progress.json").exists():
+                strange += sorted(p.name for p in out.glob("*.bin"))
+            if strange:
+                raise UserError(f"{out} holds other files ({strange[0]}). Choose another --out, or empty it.")
+            cache = out.parent / ".downloads" / corpus.name
+            try:
+                meta = make(corpus, out, tokenizer, settings, newest, num_proc, shard_tokens,
+                            lambda file: locate(file, source, cache, not no_check))
+            except UserError as e:
+                if not (isinstance(e, Unfinished) and read_progress(out, settings, newest)):
+                    clear(out)
+                raise
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"stopped; the same command goes on with {out}") from None
+    except UserError:
+        remove_empty(new)
+        raise
+    print(f"{out}: {summary(meta)}")
+    for s, fraction in zip(SPLITS, corpus.fractions):
+        if fraction and not meta["splits"][s]["tokens"]:
+            hint = " --split gives it more, and a single document is cut by position." if input else ""
+            print(f"{out}: no document fell into {s}: there are too few of them for a split by hash.{hint}", file=sys.stderr)
+    return out
+
 def info(path) -> None:
     """Print what a data folder holds. UserError when a shard is not what meta.json says."""
     data = load_data(path)
@@ -1002,14 +1034,17 @@ def info(path) -> None:
         ratio = data.bytes_per_token(s)
         print(f"{s:<6} {len(tokens):>15,} {counts.get('documents', '?'):>12} {counts.get('bytes', '?'):>16} "
               f"{f'{ratio:.4f}' if ratio else '?':>12} {len(tokens.paths) if tokens else 0:>7}")
-    bad = [shard["file"] for s in SPLITS for shard in data.meta.get("splits", {}).get(s, {}).get("shards", [])
+    shards = [shard for s in SPLITS for shard in data.meta.get("splits", {}).get(s, {}).get("shards", [])]
+    bad = [shard["file"] for shard in tqdm(shards, desc="checking", disable=None, leave=False)
            if digest(data.path / shard["file"]) != shard["sha256"]]
     if bad:
         raise UserError(f"{data.path}: {', '.join(bad)} is not what meta.json says (its sha256 differs). Delete the folder and "
                         f"prepare it again.")
     print("every shard matches meta.json" if data.meta else "every shard has the length that its header says; there is no meta.json")
     if data.tokenizer:
-        text = data.tokenizer.decode(data.train.window(0, min(len(data.train), 400)))
+        ids = data.train.window(0, min(len(data.train), 400))
+        stops = np.flatnonzero(ids == data.tokenizer.end) if data.tokenizer.end is not None else ()
+        text = data.tokenizer.decode(ids[:stops[0]] if len(stops) else ids)
         print("the first document of train begins:\n" + "\n".join("    " + line for line in text.splitlines()[:5]))
 
 def main(argv) -> None:

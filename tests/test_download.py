@@ -75,6 +75,7 @@ class Host:
                 self.wfile.write(body[:host.cuts.pop(0)] if host.cuts else body)
                 self.close_connection = True
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.handle_error = lambda *_: None              # a client that is gone
         self.url = f"http://127.0.0.1:{self.server.server_port}"
         threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
 

@@ -282,15 +282,14 @@ prepare_data.BLOCK, prepare_data.SAVE_SECONDS = 2000, 0
 prepare_data.prepare(input=[sys.argv[1]], tokenizer=sys.argv[2], out=sys.argv[3], num_proc=2, shard_tokens=20000)
 """
 
-@pytest.mark.parametrize("tokenizer", ["byte", "char"])
-def test_killed_at_any_moment_it_ends_with_the_same_bytes(tmp_path, tokenizer):
-    path = write_jsonl(tmp_path / "a.jsonl", stories(4000))
-    args = [sys.executable, "-c", DRIVER.format(root=str(ROOT)), str(path), tokenizer]
+def test_killed_at_any_moment_it_ends_with_the_same_bytes(tmp_path):
+    path = write_jsonl(tmp_path / "a.jsonl", stories(1500))
+    args = [sys.executable, "-c", DRIVER.format(root=str(ROOT)), str(path), "char"]
     start = time.monotonic()
     subprocess.run([*args, str(tmp_path / "whole")], check=True, capture_output=True)
     takes = time.monotonic() - start
     out, rng, went_on = tmp_path / "out", np.random.default_rng(3), 0
-    for i in range(6):
+    for i in range(5):
         run = subprocess.Popen([*args, str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         time.sleep(takes * rng.uniform(0.3, 0.8))
         run.kill()
@@ -337,7 +336,7 @@ def test_stopped_between_any_two_changes_on_the_disk(tmp_path, monkeypatch):
     while dies_at(step, **same, out=tmp_path / f"{step}"):
         dies_at(7, **same, out=tmp_path / f"{step}")            # and once more on the way
         assert all_bytes(prepare(**same, out=tmp_path / f"{step}")) == whole
-        step += 3
+        step += 9
     assert step > 60
 
 def test_a_changed_input_starts_over(tmp_path, monkeypatch):
