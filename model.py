@@ -119,7 +119,7 @@ def rms(s):
     return (torch.linalg.vector_norm(s, dim=-1).square() / s.size(-1) + EPS).sqrt()
 
 def plain_read(query, sources, bias=None):
-    """The depth read by its definition (Attention Residuals, eq. 2-4, without their key gain): a softmax over sources.
+    """The depth read by its definition (Attention Residuals, section 3, without the gain on its keys).
 
         logit_i = query . s_i / rms(s_i) + bias_i        alpha = softmax over i        mix = sum_i alpha_i s_i
 
@@ -132,37 +132,52 @@ def plain_read(query, sources, bias=None):
     alpha = logit.softmax(0)
     return (alpha.unsqueeze(-1) * s).sum(0), alpha
 
-# The fast path computes the same numbers in two steps. All queries are known in advance, so the reads of a run of
-# sublayers share one pass over the sources that exist before the run (`Pass`). It leaves each read with one tensor, its
-# *past*: their mix, and the log-sum-exp of their logits. From then on the past is *one* source with that logit, which the
-# read completes with the few sources written since (`Read`). Autograd keeps the sources, which exist anyway, and one
-# weight for each source and token; no stack, no normed copy, no product. (The Kimi paper decodes like this.)
+# A router begins the reads of a run of sublayers together, with the sources that exist before the run, and finishes each
+# when its turn comes, with the sources written since. Plainly, nothing happens before the end:
 
-PASS_READS = 12                         # reads that share a pass, so that their mixes stay in the cache
-PASS_BYTES = 2**24                      # bytes of stacked sources at a time, for the same reason
+def begin_plain(query, sources, bias):
+    """Begin R reads. query: (R, D), bias: (R, n). Returns for each the `past` that finishing it takes."""
+    return [(sources, b) for b in bias]
+
+def finish_plain(query, past, recent, bias):
+    """Finish one read, (B, T, D). query: (D), recent: the sources written since it began, bias: one for each of these."""
+    sources, past_bias = past
+    return plain_read(query, [*sources, *recent], torch.cat((past_bias, bias)))[0]
+
+# The fast pair gives the same numbers. The queries are known in advance, so a run's reads share one pass over the older
+# sources. It leaves each read with one tensor, their mix, and with the log-sum-exp of their logits. From then on they are
+# *one* source with that logit, beside the few recent ones (the Kimi paper decodes so). Autograd keeps only the sources,
+# which exist anyway, and a weight for each source and token: no stack, no normed copy, no product.
+
+def begin_fast(query, sources, bias):
+    mix, logit = Pass.apply(query, bias, *sources)
+    return list(zip(mix, logit))
+
+def finish_fast(query, past, recent, bias):
+    mix, logit = past
+    return Read.apply(query, bias, mix, logit, *recent) if recent else mix
+
+PASS_READS = 12                         # reads that share a pass: their mixes should not leave the cache before their turn
 
 class Pass(torch.autograd.Function):
-    """R reads over the same n sources. query: (R, D), bias: (R, n) or None, sources: n tensors (..., D).
-
-    Returns the mixes, (R, ..., D), and their logits, (R, ...): the log-sum-exp over sources.
-    """
+    """R reads of the same n sources, (..., D) each: the mixes, (R, ..., D), and the log-sum-exps of their logits, (R, ...)."""
     @staticmethod
     @full_precision
     def forward(ctx, query, bias, *sources):
         s = wide(torch.stack(sources, -2))                                      # (B, T, n, D)
         scale = rms(s).reciprocal().unsqueeze(-1)                               # (B, T, n, 1)
         dot = (s @ query.T) * scale                                             # (B, T, n, R)
-        logit = dot if bias is None else dot + bias.T
+        logit = dot + bias.T
         lse = logit.logsumexp(-2)                                               # (B, T, R)
         alpha = (logit - lse.unsqueeze(-2)).exp()                               # (B, T, n, R)
         mix = alpha.mT @ s                                                      # (B, T, R, D)
-        ctx.save_for_backward(query, bias, scale, dot, alpha, *sources)
+        ctx.save_for_backward(query, scale, dot, alpha, *sources)
         return mix.movedim(-2, 0), lse.movedim(-1, 0)
 
     @staticmethod
     @full_precision
     def backward(ctx, d_mix, d_lse):
-        query, bias, scale, dot, alpha, *sources = ctx.saved_tensors
+        query, scale, dot, alpha, *sources = ctx.saved_tensors
         s = wide(torch.stack(sources, -2))                                      # (B, T, n, D)
         g = d_mix.movedim(0, -2)                                                # (B, T, R, D)
         d_alpha = s @ g.mT                                                      # (B, T, n, R)
@@ -172,39 +187,39 @@ class Pass(torch.autograd.Function):
         through_rms = (d_dot * dot).sum(-1, keepdim=True) * scale / s.size(-1)  # (B, T, n, 1)
         d_s = torch.addcmul(alpha @ g + d_dot @ query, through_rms, s, value=-1)        # (B, T, n, D)
         d_query = d_dot.flatten(0, -2).T @ s.flatten(0, -2)                     # (R, B T n) @ (B T n, D)
-        d_bias = None if bias is None else d_logit.flatten(0, -3).sum(0).T      # (R, n)
+        d_bias = d_logit.flatten(0, -3).sum(0).T                                # (R, n)
         return d_query, d_bias, *d_s.unbind(-2)
 
 class Read(torch.autograd.Function):
-    """One read: its past, (..., D) with logit (...), and the n sources written since. Returns the mix, (..., D)."""
+    """One read of its past, a mix (..., D) with its logit (...), and of n recent sources, (..., D) each: (..., D)."""
     @staticmethod
     @full_precision
     def forward(ctx, query, bias, past, past_logit, *sources):
-        s32 = [wide(s) for s in sources]
-        scale = torch.stack([rms(s) for s in s32]).reciprocal()             # (n, B, T)
-        dot = torch.stack([s @ query for s in s32]) * scale                 # (n, B, T)
-        logit = dot if bias is None else dot + bias.view(-1, *[1] * past_logit.dim())
+        s = [wide(source) for source in sources]
+        scale = torch.stack([rms(x) for x in s]).reciprocal()                   # (n, B, T)
+        dot = torch.stack([x @ query for x in s]) * scale                       # (n, B, T)
+        logit = dot + bias.view(-1, *[1] * past_logit.dim())
         alpha = torch.cat((past_logit.unsqueeze(0), logit)).softmax(0).unsqueeze(-1)    # (1 + n, B, T, 1)
         mix = past * alpha[0]
-        for s, a in zip(s32, alpha[1:]):
-            mix.addcmul_(s, a)
-        ctx.save_for_backward(query, bias, scale, dot, alpha, mix, *sources)
+        for x, a in zip(s, alpha[1:]):
+            mix.addcmul_(x, a)
+        ctx.save_for_backward(query, scale, dot, alpha, mix, *sources)
         return mix
 
     @staticmethod
     @full_precision
     def backward(ctx, g):
-        query, bias, scale, dot, alpha, mix, *sources = ctx.saved_tensors
-        sources = [wide(s) for s in sources]
-        d_alpha = torch.stack([(g * s).sum(-1) for s in sources])               # (n, B, T)
+        query, scale, dot, alpha, mix, *sources = ctx.saved_tensors
+        s = [wide(source) for source in sources]
+        d_alpha = torch.stack([(g * x).sum(-1) for x in s])                     # (n, B, T)
         d_logit = alpha[1:].squeeze(-1) * (d_alpha - (g * mix).sum(-1))         # (n, B, T)
         d_dot = d_logit * scale
         through_rms = d_dot * dot * scale / query.numel()                       # (n, B, T)
-        d_query = sum(d.flatten() @ s.flatten(0, -2) for d, s in zip(d_dot, sources))
-        d_sources = [(g * a).addcmul_(d.unsqueeze(-1), query).addcmul_(t.unsqueeze(-1), s, value=-1)
-                     for a, d, t, s in zip(alpha[1:], d_dot, through_rms, sources)]
-        d_bias = None if bias is None else d_logit.flatten(1).sum(1)
-        return d_query, d_bias, g * alpha[0], -d_logit.sum(0), *d_sources       # logits' gradients add up to 0
+        d_sources = [(g * a).addcmul_(d.unsqueeze(-1), query).addcmul_(t.unsqueeze(-1), x, value=-1)
+                     for x, a, d, t in zip(s, alpha[1:], d_dot, through_rms)]
+        d_query = sum(d.flatten() @ x.flatten(0, -2) for x, d in zip(s, d_dot))
+        d_bias = d_logit.flatten(1).sum(1)
+        return d_query, d_bias, g * alpha[0], -d_logit.sum(0), *d_sources       # the logits' gradients add up to 0
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The routers. forward(e, sublayers): e (B, T, D) is the token embedding, sublayers a list of 2L callables that return
@@ -248,22 +263,11 @@ class LayerScale(nn.Module):
             h = h + gain * f(h)
         return h
 
-def passes(run):
-    """A range of sublayers, cut into those that share a pass."""
-    return [run[i:i + PASS_READS] for i in range(0, len(run), PASS_READS)]
-
-def one_pass(query, bias, sources):
-    """A (mix, logit) for each of the queries, (R, D), over the sources."""
-    mix, logit = Pass.apply(query, bias, *sources)
-    return zip(mix, logit)
-
 class DepthRouter(nn.Module):
-    """What the routers with a depth read share: their queries, and how they read. Each has a `forward` of its own.
+    """What the routers with a depth read share: their queries, and how they read. Each has a `forward` of its own, and in it
 
-    A read is begun for a run of sublayers at once, and completed sublayer by sublayer:
-
-        for l, past in self.reads(run, sources):                # all that is older than the run
-            u = sublayers[l](*self.read(l, past, recent))       # and what the run itself has written since
+        for l, past in self.reads(run, sources):                # begins the reads of a run of sublayers, from older sources
+            u = sublayers[l](*self.read(l, past, recent))       # finishes read l, with the sources the run has written
     """
     adds = False                        # Delta adds the mix to a stream that stays; else the mix replaces the stream
     decouple_v = False                  # RD: values read depth by a query of their own
@@ -280,52 +284,51 @@ class DepthRouter(nn.Module):
             self.register_buffer("query_v", query_v)            # stays 0: a uniform mix
         else:
             self.query_v = nn.Parameter(query_v)
+        self.begin, self.finish = (begin_plain, finish_plain) if config.plain_read else (begin_fast, finish_fast)
 
     def first_sources(self, e):
         """e; with null_source also a source of zeros, whose logit is 0."""
         return [torch.zeros_like(e), e] if self.config.null_source else [e]
 
-    def reads(self, run, sources, bias=None):
-        """Begin the reads of the sublayers in `run`: yields each l with what `read` needs of the sources older than the run.
+    def queries(self, l):
+        """The queries of read l: one, or at a decoupled attention two, for queries and keys and for values."""
+        decoupled = self.query_v is not None and l % 2 == 0 and l < self.head
+        return [self.query[l], self.query_v[l // 2]] if decoupled else [self.query[l]]
 
-        run: a range that starts at an attention. sources: n tensors (B, T, D). bias: (len(run), n) on the logits, or None.
+    def reads(self, run, sources, bias=None):
+        """Begin the reads of a run of sublayers, a range that starts at an attention: yields each l with its past.
+
+        sources: n tensors (B, T, D). bias: (len(run), n) on their logits; None is 0.
         """
-        for part in passes(run):
-            start = part.start
-            b = None if bias is None else bias[start - run.start:part.stop - run.start]
-            if self.config.plain_read:
-                yield from ((l, (sources, None if b is None else b[l - start])) for l in part)
-                continue
-            pasts = {l: [past] for l, past in zip(part, one_pass(self.query[start:part.stop], b, sources))}
-            attentions = [l for l in part if l % 2 == 0 and l < self.head]
+        if bias is None:
+            bias = self.query.new_zeros(len(run), len(sources))
+        for part, b in zip(passes(run), bias.split(PASS_READS)):
+            pasts = [[past] for past in self.begin(self.query[part.start:part.stop], sources, b)]
+            attentions = pasts[::2] if part.start < self.head else []
             if self.query_v is not None and attentions:
-                query_v = self.query_v[start // 2:start // 2 + len(attentions)]
-                for l, past in zip(attentions, one_pass(query_v, None if b is None else b[::2], sources)):
-                    pasts[l].append(past)
-            yield from pasts.items()
+                query_v = self.query_v[part.start // 2:part.start // 2 + len(attentions)]
+                for routes, past in zip(attentions, self.begin(query_v, sources, b[::2])):
+                    routes.append(past)
+            yield from zip(part, pasts)
 
     def read(self, l, past, recent=(), bias=None):
-        """Complete read l with the sources written since its run began: a list of the sublayer's inputs, (B, T, D) each.
+        """Finish read l with the sources that its run has written: the list of the sublayer's inputs, (B, T, D) each.
 
-        One input, h; at a decoupled attention two, h for queries and keys and h_v for values. bias: (len(recent)) or None.
+        One input, h, or at a decoupled attention two, h for queries and keys and h_v for values. bias: (len(recent)).
         """
-        queries = [self.query[l]]
-        if self.query_v is not None and l % 2 == 0 and l < self.head:
-            queries.append(self.query_v[l // 2])
-        if self.config.plain_read:
-            sources, b = past
-            b = b if bias is None else bias if b is None else torch.cat((b, bias))
-            mixes = [plain_read(query, [*sources, *recent], b)[0] for query in queries]
-        elif recent:
-            mixes = [Read.apply(query, bias, mix, logit, *recent) for query, (mix, logit) in zip(queries, past)]
-        else:
-            mixes = [mix for mix, logit in past]
+        if bias is None:
+            bias = self.query.new_zeros(len(recent))
+        mixes = [self.finish(query, route, recent, bias) for query, route in zip(self.queries(l), past)]
         return [sum(mixes) / len(mixes)] if self.config.rd_control == "average" else mixes
 
     def read_head(self, sources, bias=None):
-        """What the head sees: the mix of all sources by the last query."""
+        """The head's read of all sources, (B, T, D)."""
         (l, past), = self.reads(range(self.head, self.head + 1), sources, bias)
         return self.read(l, past)[0]
+
+def passes(run):
+    """A range of sublayers, cut where a new pass begins."""
+    return [run[i:i + PASS_READS] for i in range(0, len(run), PASS_READS)]
 
 class AttnRes(DepthRouter):
     """Attention Residuals: every earlier update is a source, and the mix replaces the stream (arXiv 2603.15031).
