@@ -388,7 +388,7 @@ def split_of(key: str, fractions) -> str:
     train, val, _ = fractions
     return "val" if u < val else "train" if u < val + train else "test"
 
-def pieces(corpus: Corpus, folder: Path, place=None):
+def pieces(corpus: Corpus, folder: Path, place=None, split_of=split_of):
     """(split, text, last) of everything in a corpus, in order. A document with nothing but white space is left out.
 
     A document goes by its file's split, by its key, or by its content, that is by its first piece (2**20 characters).
@@ -546,7 +546,7 @@ def fetch(url: str, path: Path, size: int | None = None, sha256: str | None = No
         part.with_name(part.name + ".etag").unlink(missing_ok=True)
     os.replace(part, path)
 
-def save(f, data: bytes, path) -> None:
+def save(f, data, path) -> None:
     """Write, with the file's name in the error: a write says nothing of where the disk is full."""
     try:
         f.write(data)
@@ -656,7 +656,7 @@ class Writer:
                 self.file = open(self.tmp(), "wb")
                 save(self.file, bytes(HEADER_BYTES), self.tmp())                # zeros: no shard until it is finished
             part, ids = np.split(ids, [self.shard_tokens - self.done["open"]])
-            save(self.file, part.astype(self.dtype).tobytes(), self.tmp())
+            save(self.file, np.ascontiguousarray(part, self.dtype), self.tmp())
             self.done["open"] += len(part)
             if self.done["open"] == self.shard_tokens:
                 self.finish()
@@ -775,7 +775,8 @@ def find_characters(corpus: Corpus, make_jobs, workers: Workers) -> str:
         return set(map(chr, new)), sum(len(text) + (last and corpus.ends) for s, text, last in job if s == "train")
 
     with progress_bar(corpus, "finding characters") as bar:
-        for (new, count), read in workers.in_order(find, make_jobs()):
+        no_hashes = {} if corpus.max_tokens else {"split_of": lambda *_: "train"}            # splits do not matter here
+        for (new, count), read in workers.in_order(find, make_jobs(**no_hashes)):
             characters |= new
             known = "".join(filter(str.isascii, characters)).encode()
             tokens += count
@@ -851,8 +852,8 @@ def make(corpus: Corpus, out: Path, tokenizer: str, settings: dict, newest: int,
         saved["running"] = running_bytes(corpus, out)
     corpus.running = saved["running"]
 
-    def make_jobs():
-        stream = pieces(corpus, out, place)
+    def make_jobs(**kwargs):
+        stream = pieces(corpus, out, place, **kwargs)
         return jobs(by_position(stream, corpus.running, corpus.fractions) if corpus.running else stream, corpus)
 
     with Workers(num_proc) as workers:
