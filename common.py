@@ -54,6 +54,10 @@ def run(main) -> None:
         message = str(e) or "stopped by Ctrl-C"
     except OSError as e:
         message = explain(e)
+    except RuntimeError as e:                   # torch's: of the card, of the CPU, of a Mac
+        if "out of memory" not in str(e) and "can't allocate memory" not in str(e):
+            raise
+        message = "out of memory; a smaller --batch_size (with more --gradient_accumulation_steps) or a smaller model needs less"
     print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr)
     sys.exit(2)
 
@@ -170,6 +174,15 @@ class Parser(argparse.ArgumentParser):
 
 # ---------------------------------------------------------------------------------------------------------------------
 # checkpoints
+
+def save_checkpoint(checkpoint: dict, path) -> None:
+    """A dict of tensors and plain values as a file that is whole or absent."""
+    import torch
+    with atomic_write(path, "wb") as f:
+        try:
+            torch.save(checkpoint, f)
+        except RuntimeError as e:               # torch closes its archive in vain after an error of the disk, and reports that
+            raise e.__context__ if isinstance(e.__context__, OSError) else e
 
 def load_checkpoint(path) -> dict:
     """The checkpoint of a run (its folder, or a ckpt.pt), on the CPU. It is data: `weights_only`, nothing is executed."""

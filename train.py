@@ -19,6 +19,7 @@ import signal
 import sys
 import time
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ import torch
 from tqdm import tqdm
 
 from common import (Parser, UserError, atomic_write, autocast, explain, load_checkpoint, nearest, peak_mem_mb,
-                    pick_device, pick_dtype, run)
+                    pick_device, pick_dtype, run, save_checkpoint)
 from data import load_data
 from model import GPT, GPTConfig
 
@@ -145,10 +146,12 @@ def model_config(s: dict, vocab_size: int) -> GPTConfig:
 
 def open_data(name: str):
     """The data set in data/NAME, or at a path. The built-in corpus is prepared when it is not there."""
-    path = Path(name) if Path(name).is_dir() else Path("data") / name
+    path = Path("data") / name                                          # Path gives way to an absolute name
     if name == "pystdlib" and not (path / "meta.json").exists():
         from prepare_data import prepare
         prepare(dataset="pystdlib", out=path)
+    if not path.is_dir() and Path(name).is_dir():
+        path = Path(name)
     if not path.is_dir():
         there = [p.parent.name for p in Path("data").glob("*/meta.json")]
         raise UserError(f"there is no data set {path}; make it with prepare_data.py.{nearest(name, there)}")
@@ -194,7 +197,7 @@ def evaluate(model, windows: torch.Tensor, batch_size: int, device: str, dtype: 
     """Mean loss over the evaluation windows, in nats a token."""
     training, total = model.training, 0.0
     model.eval()
-    for batch in windows.split(batch_size):                                 # (b, T + 1)
+    for batch in windows.split(batch_size):                             # (b, T + 1)
         batch = batch.to(device)
         with autocast(device, dtype):
             _, loss = model(batch[:, :-1], batch[:, 1:])
@@ -230,10 +233,8 @@ def claim(out_dir: Path, resume_at: int | None):
     earlier = path.exists() or (out_dir / "ckpt.pt").exists()
     log = lock()
     if resume_at is not None:
-        kept = [line for line in path.read_text(encoding="utf-8").splitlines() if iter_of(line) <= resume_at]
-        log.truncate(0)                                                 # opened for appending: writes go to the end
-        log.write("".join(line + "\n" for line in kept))
-        log.flush()
+        with open(path, "rb") as f:                                     # iterations only grow along the file
+            log.truncate(sum(map(len, takewhile(lambda line: iter_of(line) <= resume_at, f))))
     elif earlier:
         old = next(o for n in range(1, 10**6) if not (o := out_dir / f"old{n}").exists())
         old.mkdir()
@@ -245,10 +246,11 @@ def claim(out_dir: Path, resume_at: int | None):
         log = lock()
     return log
 
-def iter_of(line: str) -> float:
+def iter_of(line: bytes) -> float:
+    """The iteration of a line of log.jsonl; infinity for one that a kill has cut short."""
     try:
-        return json.loads(line)["iter"]
-    except (json.JSONDecodeError, KeyError, TypeError):                 # a line cut short by a kill
+        return json.loads(line)["iter"] if line.endswith(b"\n") else math.inf
+    except (ValueError, KeyError, TypeError):
         return math.inf
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -271,16 +273,17 @@ def main(argv) -> None:
     if data.vocab_size is not None and vocab_size < data.vocab_size:
         raise UserError(f"--vocab_size is {vocab_size}; the vocabulary of {s.dataset} has {data.vocab_size} tokens.")
     data.check_window(s.seq_len)
-    if resumed and facts(data) != checkpoint["data"]:
+    data_facts = facts(data)
+    if resumed and data_facts != checkpoint["data"]:
         raise UserError(f"{s.dataset} is not the data that the run in {out_dir} was trained on.")
-    if checkpoint and not resumed and checkpoint["tokenizer"] != facts(data)["tokenizer"]:
+    if checkpoint and not resumed and checkpoint["tokenizer"] != data_facts["tokenizer"]:
         raise UserError(f"the tokenizer of {s.dataset} is not the one of {s.init_from}: its weights would read other "
                         f"symbols. Prepare the data with the same tokenizer.")
     bytes_per_token = data.bytes_per_token("val")
     starts = eval_starts(len(data.val), s.seq_len, s.eval_iters)
     val_windows = windows(data.val, starts, s.seq_len, vocab_size)      # (eval_iters * 16, T + 1)
 
-    def batch_of(i):                                                    # (batch_size * accumulation, T + 1), there
+    def batch_of(i):                                                    # all windows of step i, (n, T + 1)
         n = s.batch_size * s.gradient_accumulation_steps
         batch = windows(data.train, train_starts(len(data.train), s.seq_len, n, s.seed, i), s.seq_len, vocab_size)
         return batch.pin_memory().to(device, non_blocking=True) if device.startswith("cuda") else batch.to(device)
@@ -308,18 +311,26 @@ def main(argv) -> None:
     tokens_per_step = s.batch_size * s.gradient_accumulation_steps * s.seq_len
     resume_command = f"python train.py --init_from resume --out_dir {shlex.quote(s.out_dir)}"
     log = claim(out_dir, i if resumed else None)
-    with atomic_write(out_dir / "config.json") as f:
-        json.dump({"settings": settings, "model": asdict(config), "params": model.num_params(), "data": facts(data),
-                   "tokens_per_step": tokens_per_step, "device": device, "dtype": dtype,
-                   "torch": torch.__version__}, f, indent=1)
-    saved = None
+    try:
+        with atomic_write(out_dir / "config.json") as f:
+            json.dump({"settings": settings, "model": asdict(config), "params": model.num_params(), "data": data_facts,
+                       "tokens_per_step": tokens_per_step, "device": device, "dtype": dtype,
+                       "torch": torch.__version__}, f, indent=1)
+    except OSError:                                                     # a full disk: leave no empty run behind
+        log.close()
+        if not resumed:
+            (out_dir / "log.jsonl").unlink()
+            with contextlib.suppress(OSError):
+                out_dir.rmdir()
+        raise
+    saved = i if resumed else None                                      # the iteration of ckpt.pt
 
     def save():
         nonlocal saved
-        with atomic_write(out_dir / "ckpt.pt", "wb") as f:
-            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "iter": i,
-                        "settings": settings, "model_config": asdict(config), "tokenizer": facts(data)["tokenizer"],
-                        "data": facts(data), "val": val_line, "elapsed_s": elapsed + time.time() - began}, f)
+        save_checkpoint({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "iter": i, "val": val_line,
+                         "settings": settings, "model_config": asdict(config), "data": data_facts,
+                         "tokenizer": data_facts["tokenizer"], "elapsed_s": elapsed + time.time() - began},
+                        out_dir / "ckpt.pt")
         saved = i
 
     def write(line):
@@ -343,8 +354,14 @@ def main(argv) -> None:
 
     handlers = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     watched = sys.stderr.isatty()
-    bar = tqdm(total=s.max_iters, initial=i, disable=not watched, unit="step", dynamic_ncols=True)
+    bar = tqdm(total=s.max_iters, initial=i, disable=not watched, dynamic_ncols=True,
+               bar_format="{percentage:3.0f}% |{bar}| step {n_fmt}/{total_fmt}, {remaining} left{postfix}")
     began, trained_s, trained_tokens, batch = time.time(), 0.0, 0, None
+    loss = tok_per_s = math.nan
+
+    def show():
+        bar.set_postfix_str(f"loss {loss:.3f}, val {val_line.get('val_loss', math.nan):.3f}, {tok_per_s:,.0f} tok/s")
+
     model.train()
     try:
         while True:
@@ -357,6 +374,7 @@ def main(argv) -> None:
                 val_line = {"iter": i, "tokens": i * tokens_per_step, "val_loss": val_loss, "val_bpb": val_bpb}
                 write(val_line)
                 save()
+                show()
                 if not watched:
                     print(f"iter {i}/{s.max_iters}: val loss {val_loss:.4f}", flush=True)
             if i >= s.max_iters:
@@ -398,16 +416,17 @@ def main(argv) -> None:
                 trained_s, trained_tokens = 0.0, 0
                 write({"iter": i, "tokens": i * tokens_per_step, "loss": loss, "lr": lr, "tok_per_s": tok_per_s,
                        "peak_mem_mb": peak_mem_mb(device), "elapsed_s": elapsed + time.time() - began})
-                val = val_line.get("val_loss", math.nan)
-                bar.set_postfix_str(f"loss {loss:.3f}, val {val:.3f}, {tok_per_s:,.0f} tok/s")
+                show()
                 if not watched:
                     print(f"iter {i}/{s.max_iters}: loss {loss:.4f}, {tok_per_s:,.0f} tok/s", flush=True)
-    except torch.OutOfMemoryError:
-        raise UserError("the card's memory is too small for this step; use a smaller --batch_size and as many more "
-                        "--gradient_accumulation_steps.") from None
     except OSError as e:                                                # most likely a full disk
         raise UserError(f"iteration {i}: {explain(e)}" + (f"\n{out_dir / 'ckpt.pt'} is of iteration {saved}; "
                         f"to go on from there: {resume_command}" if saved is not None else "")) from None
+    except Exception as e:
+        if s.compile and type(e).__module__.startswith(("torch._dynamo", "torch._inductor")):
+            raise UserError(f"--compile does not work here ({type(e).__name__}: {str(e).splitlines()[0]}); "
+                            f"leave it out.") from None
+        raise
     finally:
         bar.close()
         with contextlib.suppress(OSError):                              # the disk may be full
