@@ -4,8 +4,8 @@
     data.train.window(1000, 257)            # 257 tokens from position 1000 on, int64, whatever shard they lie in
     data.tokenizer.decode(data.val.window(0, 80))
 
-A shard is the llm.c and modded-nanogpt format: a header of 256 int32 (magic, version, token count, zeros), then the tokens.
-So a folder of their .bin files, which has no meta.json, loads too.
+A shard is the llm.c and modded-nanogpt format: a header of 256 int32 (magic, version, token count, zeros), then the
+tokens. So a folder of their .bin files, which has no meta.json, loads too.
 """
 import json
 import re
@@ -58,8 +58,8 @@ def read_shard(path) -> np.ndarray:
     count = int(header[2])
     want = HEADER_BYTES + count * dtype.itemsize
     if count < 0 or size != want:
-        raise UserError(f"{path} is {'cut short' if size < want else 'damaged'}: {size:,} bytes, where its header's {count:,} "
-                        f"tokens need {want:,}. Delete its folder and prepare it again.")
+        raise UserError(f"{path} is {'cut short' if size < want else 'damaged'}: {size:,} bytes, where its header's "
+                        f"{count:,} tokens need {want:,}. Delete its folder and prepare it again.")
     return np.memmap(path, dtype, "r", HEADER_BYTES, (count,)) if count else np.empty(0, dtype)
 
 class Tokens:
@@ -96,7 +96,7 @@ class Tokens:
 def utf8(text: str, encoding: str = "utf-8") -> bytes:
     try:
         return text.encode(encoding)
-    except UnicodeEncodeError as e:             # half of a surrogate pair: from a JSON escape, or a prompt in another encoding
+    except UnicodeEncodeError as e:             # half of a surrogate pair: from JSON, or a prompt in another encoding
         raise UserError(f"the text has the lone surrogate U+{ord(text[e.start]):04X} at character {e.start}, "
                         f"which is not UTF-8.") from None
 
@@ -153,8 +153,8 @@ class CharTokenizer:
         ids = self.table[np.frombuffer(utf8(text, "utf-32-le"), "<u4")]
         if len(ids) and ids.min() < 0:
             c = text[int(np.argmax(ids < 0))]
-            raise UserError(f"the character {c!r} (U+{ord(c):04X}) is not in this vocabulary of {len(self.chars)} characters. "
-                            f"Leave it out, or prepare and train with --tokenizer byte, which knows every character.")
+            raise UserError(f"the character {c!r} (U+{ord(c):04X}) is not in this vocabulary of {len(self.chars)} "
+                            f"characters. Leave it out, or prepare and train with --tokenizer byte, which knows all.")
         return ids.astype(self.dtype)
 
     encode_all = ByteTokenizer.encode_all
@@ -194,8 +194,9 @@ class GPT2Tokenizer:
             if not result or isinstance(result[0], Exception):
                 why = type(result[0]).__name__ if result else f"no answer in {RANKS_SECONDS} seconds"
                 raise UserError(
-                    f"the gpt2 tokenizer needs its ranks once from openaipublic.blob.core.windows.net, and that failed ({why}). "
-                    f"Connect, or set TIKTOKEN_CACHE_DIR to such a folder from a connected machine, or use --tokenizer byte.")
+                    f"the gpt2 tokenizer needs its ranks once from openaipublic.blob.core.windows.net, and that failed "
+                    f"({why}). Connect, or set TIKTOKEN_CACHE_DIR to such a folder from a connected machine, or use "
+                    f"--tokenizer byte.")
             self.bpe = result[0]
         return self.bpe
 
@@ -225,7 +226,8 @@ class GPT2Tokenizer:
 def check_ids(tok, ids) -> np.ndarray:
     ids = np.atleast_1d(np.asarray(ids, np.int64))
     if len(ids) and not 0 <= ids.min() <= ids.max() < tok.vocab_size:
-        raise UserError(f"token {ids[(ids < 0) | (ids >= tok.vocab_size)][0]} is outside the vocabulary of {tok.vocab_size}.")
+        wrong = ids[(ids < 0) | (ids >= tok.vocab_size)][0]
+        raise UserError(f"token {wrong} is outside the vocabulary of {tok.vocab_size}.")
     return ids
 
 def tokenizer_from(described: dict):
@@ -261,8 +263,8 @@ class Data:
         for split in splits:
             n = len(getattr(self, split) or ())
             if n < seq_len + 1:
-                raise UserError(f"{self.path}: the {split} split has {n:,} tokens, and one window of --seq_len {seq_len} takes "
-                                f"{seq_len + 1:,}. Prepare more text, or use a smaller --seq_len.")
+                raise UserError(f"{self.path}: the {split} split has {n:,} tokens, and one window of --seq_len "
+                                f"{seq_len} takes {seq_len + 1:,}. Prepare more text, or use a smaller --seq_len.")
 
 def load_data(path) -> Data:
     """A data folder, checked: every shard is whole and has the tokens that meta.json says. UserError otherwise."""
@@ -284,9 +286,11 @@ def load_data(path) -> Data:
     for s in SPLITS:
         for (p, want), shard in zip(shards[s], splits[s].shards if splits[s] else ()):
             if len(shard) != want:
-                raise UserError(f"{p} has {len(shard):,} tokens, and meta.json says {want:,}. Delete {path} and prepare it again.")
+                raise UserError(f"{p} has {len(shard):,} tokens, and meta.json says {want:,}. "
+                                f"Delete {path} and prepare it again.")
         if sum(n for _, n in shards[s]) != meta["splits"][s]["tokens"]:
-            raise UserError(f"{meta_path} is damaged: the shards of {s} do not add up. Delete {path} and prepare it again.")
+            raise UserError(f"{meta_path} is damaged: the shards of {s} do not add up. "
+                            f"Delete {path} and prepare it again.")
     if splits["train"] is None:
         raise UserError(f"{path} has no training tokens. Delete it and prepare it again.")
     return Data(path, meta, vocab_size, tokenizer_from(described), **splits)
@@ -294,14 +298,16 @@ def load_data(path) -> Data:
 def load_ready_made(path: Path) -> Data:
     """A folder of llm.c or modded-nanogpt .bin files: the split is in each name, the order is the names'."""
     if (path / "progress.json").exists():
-        raise UserError(f"{path} is not ready: its preparation has not ended. Run the same prepare_data.py command again.")
+        raise UserError(f"{path} is not ready: its preparation has not ended. "
+                        f"Run the same prepare_data.py command again.")
     names = {s: sorted(p for p in path.glob("*.bin") if re.search(rf"(^|[_-]){s}[_.-]", p.name)) for s in SPLITS}
     if not names["train"]:
         raise UserError(f"{path} has neither a meta.json nor shards named like fineweb_train_000001.bin. "
                         f"Make a data folder with prepare_data.py.")
     splits = {s: Tokens(names[s]) if names[s] else None for s in SPLITS}
-    # Those two projects write GPT-2 tokens as uint16, and llm.c Llama 3's as uint32, under these names. Other names say nothing.
-    known = all(re.match(r"(edu_)?fineweb_|tiny_?shakespeare_|tiny_?stories_", p.name, re.I) for s in SPLITS for p in names[s])
+    # Under these names they write GPT-2 tokens as uint16, and llm.c Llama 3 tokens as uint32. Other names do not say.
+    theirs = re.compile(r"(edu_)?fineweb_|tiny_?shakespeare_|tiny_?stories_", re.I)
+    known = all(theirs.match(p.name) for s in SPLITS for p in names[s])
     wide = any(shard.dtype.itemsize == 4 for s in SPLITS if splits[s] for shard in splits[s].shards)
     vocab_size = (128256 if wide else 50257) if known else None
     largest = max(t.largest() for t in splits.values() if t)

@@ -13,11 +13,14 @@ from pathlib import Path
 import pytest
 import tiktoken
 
+import documents
+import download
 import prepare_data
 from common import UserError
 from corpora import all_bytes, byte_documents, meta, split_tokens, stories, toy_gpt2
 from data import SPLITS, load_data
-from prepare_data import Unfinished, fetch, prepare
+from download import Unfinished, fetch
+from prepare_data import prepare
 
 BODY = bytes(range(256)) * 4000                                 # about 1 MB
 
@@ -81,8 +84,8 @@ class Host:
 
 @pytest.fixture
 def host(monkeypatch):
-    monkeypatch.setattr(prepare_data, "WAIT", 0.001)
-    monkeypatch.setattr(prepare_data, "TIMEOUT", 5)
+    monkeypatch.setattr(download, "WAIT", 0.001)
+    monkeypatch.setattr(download, "TIMEOUT", 5)
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     host = Host()
@@ -184,7 +187,7 @@ def test_a_wrong_length_and_a_changed_checksum(host, tmp_path):
     assert not list(tmp_path.iterdir())
 
 def test_no_network_is_said_at_once(host, tmp_path, monkeypatch):
-    monkeypatch.setattr(prepare_data, "WAIT", 100)
+    monkeypatch.setattr(download, "WAIT", 100)
     host.server.shutdown()
     host.server.server_close()
     for url in (f"{host.url}/f", "http://no-such-host.invalid/f"):
@@ -196,8 +199,8 @@ def test_no_network_is_said_at_once(host, tmp_path, monkeypatch):
         fetch("ftp://127.0.0.1/f", tmp_path / "f")
 
 def test_a_silent_host(host, tmp_path, monkeypatch):
-    monkeypatch.setattr(prepare_data, "TIMEOUT", 0.2)
-    monkeypatch.setattr(prepare_data, "TRIES", 2)
+    monkeypatch.setattr(download, "TIMEOUT", 0.2)
+    monkeypatch.setattr(download, "TRIES", 2)
     import socket
     with socket.create_server(("127.0.0.1", 0)) as silent:
         with pytest.raises(Unfinished, match="timed out"):
@@ -206,7 +209,7 @@ def test_a_silent_host(host, tmp_path, monkeypatch):
 def test_a_full_disk_is_not_taken_for_the_network(host, tmp_path, monkeypatch):
     def full(f, data, path):
         raise OSError(28, "No space left on device", str(path))
-    monkeypatch.setattr(prepare_data, "save", full)
+    monkeypatch.setattr(download, "save", full)
     with pytest.raises(OSError) as e:
         fetch(f"{host.url}/f", tmp_path / "f")
     assert e.value.errno == 28 and len(host.log) == 1
@@ -214,7 +217,7 @@ def test_a_full_disk_is_not_taken_for_the_network(host, tmp_path, monkeypatch):
 def test_a_killed_download_goes_on(host, tmp_path):
     host.files["/f"] = BODY * 40
     code = f"import sys; sys.path.insert(0, {str(Path(prepare_data.__file__).parent)!r}); from pathlib import Path; " \
-           f"from prepare_data import fetch; fetch('{host.url}/f', Path('{tmp_path}/f'), {len(BODY) * 40}, '{sha(BODY * 40)}')"
+           f"from download import fetch; fetch('{host.url}/f', Path('{tmp_path}/f'), {len(BODY) * 40}, '{sha(BODY * 40)}')"
     for _ in range(3):
         run = subprocess.Popen([sys.executable, "-c", code])
         part = tmp_path / "f.part"
@@ -258,7 +261,7 @@ def test_text8(host, tmp_path, monkeypatch):
         f.url, f.size, f.sha256 = f"{host.url}/dc/text8.zip", len(raw), sha(raw)
         f.unpacked = (len(TEXT8), hashlib.md5(TEXT8.encode()).hexdigest())
     monkeypatch.setitem(prepare_data.DATASETS, "text8", corpus_with("text8", change))
-    monkeypatch.setattr(prepare_data, "BLOCK", 777)
+    monkeypatch.setattr(documents, "BLOCK", 777)
     out = prepare(dataset="text8", out=tmp_path / "data/text8")
     assert (tmp_path / "data/.downloads/text8/text8.zip").read_bytes() == raw
     assert meta(out)["vocab_size"] == 27 and meta(out)["tokenizer"] == {
@@ -303,7 +306,7 @@ def test_a_bad_zip_from_the_host(host, tmp_path):
 @pytest.mark.parametrize("tokenizer", ["byte", "char", "gpt2"])
 def test_tinystories(host, tmp_path, monkeypatch, tokenizer):
     monkeypatch.setattr(tiktoken, "get_encoding", toy_gpt2)
-    monkeypatch.setattr(prepare_data, "BLOCK", 5000)
+    monkeypatch.setattr(documents, "BLOCK", 5000)
     train, valid = stories(300), stories(200, seed=1)
     for name, texts in (("train", train), ("valid", valid)):
         host.files[f"/ts/TinyStoriesV2-GPT4-{name}.txt"] = "".join(t + "\n<|endoftext|>\n" for t in texts).encode()
@@ -343,22 +346,22 @@ def fineweb(host, n_files: int = 14) -> list[list[str]]:
 
 def test_fineweb_edu(host, tmp_path, monkeypatch):
     monkeypatch.setattr(tiktoken, "get_encoding", toy_gpt2)
-    monkeypatch.setattr(prepare_data, "BLOCK", 3000)
+    monkeypatch.setattr(documents, "BLOCK", 3000)
     texts = fineweb(host)
     same = dict(dataset="fineweb-edu", source=f"{host.url}/fw", no_check=True)
     out = prepare(**same, out=tmp_path / "all")
     assert meta(out)["tokenizer"] == {"kind": "gpt2"}
     everything = load_data(prepare(**same, tokenizer="byte", out=tmp_path / "bytes"))
-    documents = {s: byte_documents(tmp_path / "bytes", s) for s in SPLITS}
-    assert sum(map(len, documents.values())) == 14 * 300 and everything.meta["splits"]["train"]["documents"] == len(documents["train"])
+    found = {s: byte_documents(tmp_path / "bytes", s) for s in SPLITS}
+    assert sum(map(len, found.values())) == 14 * 300 and everything.meta["splits"]["train"]["documents"] == len(found["train"])
     for s in ("val", "test"):
-        assert 0.001 < len(documents[s]) / 4200 < 0.012
+        assert 0.001 < len(found[s]) / 4200 < 0.012
     # The split hangs on the id alone: here it is once more, from its definition.
     def where(i, j):
         u = int.from_bytes(hashlib.sha256(f"<urn:uuid:{i}-{j}>".encode()).digest()[8:16]) / 2**64
         return "val" if u < 0.005 else "train" if u < 0.995 else "test"
     for s in SPLITS:
-        assert documents[s] == [t.encode() for i, ts in enumerate(texts) for j, t in enumerate(ts) if where(i, j) == s]
+        assert found[s] == [t.encode() for i, ts in enumerate(texts) for j, t in enumerate(ts) if where(i, j) == s]
 
     host.log = []
     some = prepare(**same, max_tokens=20_000, out=tmp_path / "elsewhere/some")
@@ -372,7 +375,7 @@ def test_fineweb_edu(host, tmp_path, monkeypatch):
     assert sum(counts[s]["documents"] for s in SPLITS) == 300
 
 def test_fineweb_edu_cut_in_the_middle_goes_on(host, tmp_path, monkeypatch):
-    monkeypatch.setattr(prepare_data, "BLOCK", 3000)
+    monkeypatch.setattr(documents, "BLOCK", 3000)
     monkeypatch.setattr(prepare_data, "SAVE_SECONDS", 0)
     fineweb(host, 3)
     same = dict(dataset="fineweb-edu", tokenizer="byte", max_tokens=40_000, no_check=True)
@@ -393,7 +396,7 @@ def test_fineweb_edu_cut_in_the_middle_goes_on(host, tmp_path, monkeypatch):
 def test_two_downloads_at_once(host, tmp_path):
     cache = tmp_path / ".downloads" / f"text8-{hashlib.sha256(host.url.encode()).hexdigest()[:8]}"
     cache.mkdir(parents=True)
-    with prepare_data.lock(cache, "downloading to"):
+    with download.lock(cache, "downloading to"):
         with pytest.raises(UserError, match="another run is downloading to"):
             prepare(dataset="text8", source=host.url, out=tmp_path / "out")
 

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import tiktoken
 
+import documents
+import download
 import prepare_data
 from common import UserError
 from corpora import all_bytes, byte_documents, meta, split_tokens, stories, toy_gpt2
@@ -174,25 +176,25 @@ def test_chunks_and_blocks_do_not_matter(monkeypatch):
     rng = np.random.default_rng(1)
     for trial in range(300):
         text = "".join(rng.choice(list("ab \n\r") + ["<|>", "\n<|>\n", "word ", "  "], rng.integers(0, 60)))
-        monkeypatch.setattr(prepare_data, "BLOCK", int(rng.integers(4, 40)))
-        whole = list(prepare_data.text_documents([text], "<|>"))
+        monkeypatch.setattr(documents, "BLOCK", int(rng.integers(4, 40)))
+        whole = list(documents.text_documents([text], "<|>"))
         size = int(rng.integers(1, 9))
-        assert list(prepare_data.text_documents([text[i:i + size] for i in range(0, len(text), size)], "<|>")) == whole
-        monkeypatch.setattr(prepare_data, "BLOCK", 10**6)
+        assert list(documents.text_documents([text[i:i + size] for i in range(0, len(text), size)], "<|>")) == whole
+        monkeypatch.setattr(documents, "BLOCK", 10**6)
         joined, open_text = [], ""
         for piece, last in whole:
             open_text += piece
             if last:
                 joined, open_text = [*joined, open_text], ""
-        assert joined == [t for t, _ in prepare_data.text_documents([text], "<|>")] and open_text == ""
+        assert joined == [t for t, _ in documents.text_documents([text], "<|>")] and open_text == ""
 
 def test_a_long_text_is_cut_where_gpt2_cuts_too(monkeypatch):
     toy = toy_gpt2()
     rng = np.random.default_rng(2)
-    monkeypatch.setattr(prepare_data, "BLOCK", 40)
+    monkeypatch.setattr(documents, "BLOCK", 40)
     for trial in range(200):
         text = "".join(rng.choice(["the cat", " at", "  ", "\n", "\n\n", "it's", " 12", "\u00a0", "\u3000", "東", " ", "\t"], 60))
-        parts = [t for t, _ in prepare_data.long_document(text)]
+        parts = [t for t, _ in documents.long_document(text)]
         assert "".join(parts) == text and all(0 < len(p) <= 40 for p in parts)
         cuts_safe = all(p[-1:].isspace() is False for p in parts[:-1] if len(p) < 40)
         assert cuts_safe
@@ -222,7 +224,7 @@ def test_documents_go_by_their_content(tmp_path):
 @pytest.mark.parametrize("text", ["0123456789" * 100, "é東🙂x" * 250, "ab"])
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
 def test_one_document_is_cut_by_position(tmp_path, monkeypatch, tokenizer, text, name):
-    monkeypatch.setattr(prepare_data, "BLOCK", 64)
+    monkeypatch.setattr(documents, "BLOCK", 64)
     raw = text.encode()
     (tmp_path / name).write_bytes(raw if name == "a.txt" else gzip.compress(raw))
     d = load_data(prepare(input=[str(tmp_path / name)], tokenizer=tokenizer, out=tmp_path / "out", split="80/10/10"))
@@ -233,7 +235,7 @@ def test_one_document_is_cut_by_position(tmp_path, monkeypatch, tokenizer, text,
         assert all(t.window(len(t) - 1, 1) == d.tokenizer.end for t in (d.train, d.val, d.test))
 
 def test_workers_do_not_matter(tmp_path, monkeypatch):
-    monkeypatch.setattr(prepare_data, "BLOCK", 500)
+    monkeypatch.setattr(documents, "BLOCK", 500)
     monkeypatch.setattr(tiktoken, "get_encoding", toy_gpt2)
     path = str(write_jsonl(tmp_path / "a.jsonl", stories(400) + ["long words " * 1000]))
     for tokenizer in ("byte", "char", "gpt2"):
@@ -246,7 +248,7 @@ def test_workers_do_not_matter(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("tokenizer", ["byte", "char", "gpt2"])
 def test_max_tokens_takes_whole_documents_from_the_front(tmp_path, monkeypatch, tokenizer):
-    monkeypatch.setattr(prepare_data, "BLOCK", 500)
+    monkeypatch.setattr(documents, "BLOCK", 500)
     monkeypatch.setattr(tiktoken, "get_encoding", toy_gpt2)
     path = str(write_jsonl(tmp_path / "a.jsonl", ["a b c d e f g h"] + stories(300)))
     everything = prepare(input=[path], tokenizer="byte", out=tmp_path / "all")
@@ -277,8 +279,8 @@ def test_vocabularies_beyond_16_bits_are_written_wide(tmp_path):
 DRIVER = """
 import sys
 sys.path.insert(0, {root!r})
-import prepare_data
-prepare_data.BLOCK, prepare_data.SAVE_SECONDS = 2000, 0
+import documents, prepare_data
+documents.BLOCK, prepare_data.SAVE_SECONDS = 2000, 0
 prepare_data.prepare(input=[sys.argv[1]], tokenizer=sys.argv[2], out=sys.argv[3], num_proc=2, shard_tokens=20000)
 """
 
@@ -327,7 +329,7 @@ def dies_at(step: int, **arguments) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
 
 def test_stopped_between_any_two_changes_on_the_disk(tmp_path, monkeypatch):
-    monkeypatch.setattr(prepare_data, "BLOCK", 2000)
+    monkeypatch.setattr(documents, "BLOCK", 2000)
     monkeypatch.setattr(prepare_data, "SAVE_SECONDS", 0)
     path = str(write_jsonl(tmp_path / "a.jsonl", stories(300)))
     same = dict(input=[path], tokenizer="char", shard_tokens=4000, num_proc=2)
@@ -340,7 +342,7 @@ def test_stopped_between_any_two_changes_on_the_disk(tmp_path, monkeypatch):
     assert step > 60
 
 def test_a_changed_input_starts_over(tmp_path, monkeypatch):
-    monkeypatch.setattr(prepare_data, "BLOCK", 1000)
+    monkeypatch.setattr(documents, "BLOCK", 1000)
     monkeypatch.setattr(prepare_data, "SAVE_SECONDS", 0)
     path = write_jsonl(tmp_path / "a.jsonl", stories(300))
     write, calls = prepare_data.Writer.write, []
@@ -355,7 +357,7 @@ def test_a_changed_input_starts_over(tmp_path, monkeypatch):
 
 def test_a_full_disk_is_a_sentence_and_the_run_goes_on(tmp_path, monkeypatch, capsys):
     path = str(write_jsonl(tmp_path / "a.jsonl", stories(300)))
-    monkeypatch.setattr(prepare_data, "BLOCK", 1000)
+    monkeypatch.setattr(documents, "BLOCK", 1000)
     monkeypatch.setattr(prepare_data, "SAVE_SECONDS", 0)
     room, write = 20_000, prepare_data.Writer.write
 
@@ -379,7 +381,7 @@ def test_a_full_disk_is_a_sentence_and_the_run_goes_on(tmp_path, monkeypatch, ca
 def test_the_second_run_on_a_folder_says_so(tmp_path):
     path = str(write_jsonl(tmp_path / "a.jsonl", stories(20)))
     (tmp_path / "out").mkdir()
-    with prepare_data.lock(tmp_path / "out", "preparing"):
+    with download.lock(tmp_path / "out", "preparing"):
         second = command("--input", path, "--out", tmp_path / "out", cwd=tmp_path)
     assert second.returncode == 2 and second.stderr == \
         f"prepare_data.py: another run is preparing {tmp_path / 'out'}. Wait for it, or choose another --out.\n"
@@ -522,7 +524,7 @@ def test_errors_replace_goes_on(tmp_path):
 
 @pytest.mark.parametrize("args, words", [
     ({}, "give one of --dataset"), ({"dataset": "text8", "input": ["a"]}, "give one of --dataset"),
-    ({"dataset": "text9"}, "no dataset 'text9'; there are pystdlib, text8"), ({"dataset": "text8", "split": "1/1/1"}, "--split is for --input"),
+    ({"dataset": "text9"}, "no dataset 'text9', only pystdlib, text8"), ({"dataset": "text8", "split": "1/1/1"}, "--split is for --input"),
     ({"dataset": "pystdlib", "source": "x"}, "--source is for datasets that are downloaded"),
     ({"dataset": "pystdlib", "tokenizer": "bpe"}, "--tokenizer is 'bpe'; it must be char, byte or gpt2"),
     ({"dataset": "pystdlib", "max_tokens": "many"}, "--max_tokens is 'many'"), ({"dataset": "pystdlib", "num_proc": -1}, "--num_proc is -1"),
