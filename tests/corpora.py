@@ -1,4 +1,4 @@
-"""What the tests of the data scripts share: shards read from the format's definition, and a GPT-2 tokenizer that needs no network."""
+"""What the tests of the data scripts share: shards read by the format's definition, and a GPT-2 that needs no network."""
 import json
 import struct
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import tiktoken
 
-WORDS = "the cat sat on a mat and saw that it was not his hat but one of ours , so he went home to eat fish in peace".split()
+WORDS = "the cat sat on a mat and saw that it was not his hat but one of ours , so he went home to eat fish".split()
 
 def raw_tokens(path: Path) -> np.ndarray:
     """The tokens of one shard, read with nothing but the definition: 256 int32, then uint16 or uint32."""
@@ -41,12 +41,14 @@ def meta(folder) -> dict:
 def stories(n: int, seed: int = 0) -> list[str]:
     """n different short texts with some accents and blank lines in them."""
     rng = np.random.default_rng(seed)
-    return [f"Story {i}: " + " ".join(rng.choice(WORDS, 12)) + ("\n\nÉté — ñ 東京.\n" if i % 3 == 0 else ".") for i in range(n)]
+    ends = ["\n\nÉté — ñ 東京.\n", ".", "."]
+    return [f"Story {i}: " + " ".join(rng.choice(WORDS, 12)) + ends[i % 3] for i in range(n)]
 
 def toy_gpt2(name: str = "gpt2"):
     """A tiktoken encoding that cuts text as GPT-2's does, and knows a few of its merges."""
     ranks = {bytes([i]): i for i in range(256)}
-    for word in (b" t", b"he", b" the", b" a", b"at", b"in", b"\n\n", b"  ", b"    ", b" c", b" cat", b"it", b"'s", b"12"):
+    for word in (b" t", b"he", b" the", b" a", b"at", b"in", b"\n\n", b"  ", b"    ", b" c", b" cat", b"it", b"'s",
+                 b"12"):
         ranks[word] = len(ranks)
     pattern = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
     return tiktoken.Encoding("toy", pat_str=pattern, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 50256})

@@ -31,7 +31,8 @@ def test_a_shard_is_mapped_and_not_read(tmp_path):
     assert isinstance(read_shard(tmp_path / "a.bin"), np.memmap)
 
 @pytest.mark.parametrize("change, words", [
-    (lambda raw: raw[:-2], "cut short"), (lambda raw: raw[:1000], "not a token shard"), (lambda raw: b"", "not a token shard"),
+    (lambda raw: raw[:-2], "cut short"), (lambda raw: raw[:1000], "not a token shard"),
+    (lambda raw: b"", "not a token shard"),
     (lambda raw: raw + b"xx", "damaged"), (lambda raw: b"PK" + raw[2:], "not a token shard"),
     (lambda raw: raw[:8] + b"\xff\xff\xff\xff" + raw[12:], "damaged"), (lambda raw: bytes(1024), "not a token shard")])
 def test_no_broken_shard_is_read(tmp_path, change, words):
@@ -67,7 +68,8 @@ TEXTS = ["", "a", "plain ascii\n", "été — 東京 🙂\r\n", "\x00\x7f\u0080\
 
 def tokenizers(monkeypatch):
     monkeypatch.setattr(tiktoken, "get_encoding", toy_gpt2)
-    return [ByteTokenizer(), CharTokenizer("".join(TEXTS)), CharTokenizer("".join(TEXTS), with_end=False), GPT2Tokenizer()]
+    return [ByteTokenizer(), CharTokenizer("".join(TEXTS)), CharTokenizer("".join(TEXTS), with_end=False),
+            GPT2Tokenizer()]
 
 def test_what_is_encoded_is_decoded(monkeypatch):
     for tok in tokenizers(monkeypatch):
@@ -103,7 +105,8 @@ def test_more_than_256_characters():
     tok = CharTokenizer(chars)
     assert list(tok.encode(chars)) == list(range(len(chars))) and tok.decode(tok.encode(chars[::-1])) == chars[::-1]
 
-@pytest.mark.parametrize("text, words", [("abX", r"'X' \(U\+0058\)"), ("aéb", r"'é' \(U\+00E9\)"), ("ab\n", r"'\\n' \(U\+000A\)"),
+@pytest.mark.parametrize("text, words", [("abX", r"'X' \(U\+0058\)"), ("aéb", r"'é' \(U\+00E9\)"),
+                                         ("ab\n", r"'\\n' \(U\+000A\)"),
                                          ("a\ud800", "surrogate U.D800")])
 def test_an_unknown_character_is_named(text, words):
     with pytest.raises(UserError, match=words):
@@ -141,7 +144,7 @@ def test_character_and_byte_level_are_table_look_ups():
     text = ("def f(x):\n    return x + 1   # déjà\n" * 30000)[:2**20]
     for tok in (ByteTokenizer(), CharTokenizer(text)):
         best = 0
-        for _ in range(5):                                      # the best of five: other work on the machine does not count
+        for _ in range(5):                                      # the best of five: there may be other work
             start = time.perf_counter()
             tok.encode(text)
             best = max(best, len(text.encode()) / (time.perf_counter() - start))
@@ -196,7 +199,8 @@ def test_no_folder_is_a_sentence(tmp_path):
         load_data(tmp_path / "nothing")
 
 def test_ready_made_shards_load_as_they_are(tmp_path):
-    for name, ids in (("fineweb_train_000002.bin", [5, 6]), ("fineweb_train_000001.bin", [50256, 3, 4]), ("fineweb_val_000000.bin", [9])):
+    for name, ids in (("fineweb_train_000002.bin", [5, 6]), ("fineweb_train_000001.bin", [50256, 3, 4]),
+                      ("fineweb_val_000000.bin", [9])):
         write_shard(tmp_path / name, ids)
     d = load_data(tmp_path)
     assert list(d.train.window(0, 5)) == [50256, 3, 4, 5, 6] and list(d.val.window(0, 1)) == [9] and d.test is None
