@@ -1,4 +1,4 @@
-"""What the tests of the data scripts share: shards read by the format's definition, and a GPT-2 that needs no network."""
+"""What the tests of the data scripts share: shards read by the format's definition, a GPT-2 tokenizer without network."""
 import json
 import struct
 from pathlib import Path

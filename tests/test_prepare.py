@@ -321,7 +321,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_bytes(tmp_path):
     assert all_bytes(out) == {k: v for k, v in all_bytes(tmp_path / "whole").items()} and went_on
 
 def dies_at(step: int, **arguments) -> bool:
-    """prepare() in a child process that is gone before its step-th change on the disk, without a goodbye; False: it ended."""
+    """prepare() in a child process that is gone before its step-th change on the disk; False: it ended."""
     child = os.fork()
     if child == 0:
         def counted(change):
