@@ -81,7 +81,7 @@ def test_the_real_standard_library(tmp_path):
     total = sum(counts[s]["bytes"] for s in SPLITS)
     assert 4e6 < total < 12e6 and d.vocab_size <= 129 and d.tokenizer.end == d.vocab_size - 1
     for s, share in zip(SPLITS, (0.9, 0.05, 0.05)):
-        assert abs(counts[s]["bytes"] / total - share) < 0.04
+        assert abs(counts[s]["bytes"] / total - share) < 0.06               # few documents, some of them long
         assert counts[s]["tokens"] == counts[s]["bytes"] + counts[s]["documents"] == len(getattr(d, s))
     # A bigram table knows about as much of it as the README says.
     train, val, v = d.train.window(0, len(d.train)), d.val.window(0, len(d.val)), d.vocab_size
@@ -351,6 +351,20 @@ def test_stopped_between_any_two_changes_on_the_disk(tmp_path, monkeypatch):
         assert all_bytes(prepare(**same, out=tmp_path / f"{step}")) == whole
         step += 9
     assert step > 60
+
+def test_stopped_after_train_was_full(tmp_path, monkeypatch):
+    """Once train has its max_tokens the reader leaves the train file, so jobs are no longer what they were."""
+    monkeypatch.setattr(documents, "BLOCK", 2000)
+    monkeypatch.setattr(prepare_data, "SAVE_SECONDS", 0)
+    for name, n in (("train", 400), ("valid", 200)):
+        (tmp_path / f"TinyStoriesV2-GPT4-{name}.txt").write_text("".join(t + "\n<|endoftext|>\n" for t in stories(n)))
+    same = dict(dataset="tinystories", source=str(tmp_path), no_check=True, max_tokens=9000)
+    whole = all_bytes(prepare(**same, out=tmp_path / "whole"))
+    step = 0
+    while dies_at(step, **same, out=tmp_path / f"{step}"):
+        assert all_bytes(prepare(**same, out=tmp_path / f"{step}")) == whole
+        step += 5
+    assert step > 20
 
 def test_a_changed_input_starts_over(tmp_path, monkeypatch):
     monkeypatch.setattr(documents, "BLOCK", 1000)
