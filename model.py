@@ -40,7 +40,7 @@ class GPTConfig:
     rd_control: str = "none"            # none, or a control of decoupled reads: tied, average, frozen_v
     details: str = "phase,split"        # wav's details: phase, split, both in either order, or none
     detail_bias: float = -2.0           # first value of the bias on a detail's logit
-    rho: float = 1.0                    # a detail is never louder than rho times its block's sum
+    rho: float = 1.0                    # the most by which a detail is scaled to be as loud as its block's sum
     head_details: bool = False          # wav: the head's read sees the details too
     null_source: bool = False           # one more source, all zeros, in every depth read
     route_gate: float | None = None     # delta, delta_block: first value of a learned gate on each mix; none: no gate
@@ -448,7 +448,7 @@ class WAV(DepthRouter):
         return F.pad(bias.repeat(1, blocks), (1 + self.config.null_source, 0))
 
     def match(self, c, details):
-        """D~: each detail scaled, token by token, to be as loud as its C, or rho times itself where that is less."""
+        """D~: each detail scaled, token by token, to be as loud as its C, but by no more than rho."""
         with torch.no_grad():
             ratios = [(rms(c) / rms(d)).clamp(max=self.config.rho).unsqueeze(-1) for d in details]      # (B, T, 1)
         return [d * ratio for d, ratio in zip(details, ratios)]

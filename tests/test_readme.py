@@ -1,0 +1,52 @@
+"""What the README shows is run as it stands there."""
+import re
+from pathlib import Path
+
+import torch
+import torch.nn as nn
+
+import model as model_module
+from model import GPT, GPTConfig, plain_read
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.S)
+
+
+def test_ci_runs_the_second_command():
+    commands = re.findall(r"^    (python3 -m venv .*)$", README, re.M)
+    assert len(commands) == 2 and "train.py --router wav --n_layer 48" in commands[0]
+    assert commands[1] in (ROOT / ".ci" / "run").read_text().splitlines()
+
+
+def test_a_router_of_your_own(monkeypatch):
+    code = next(b for b in BLOCKS if "class LastFour" in b)
+    monkeypatch.setattr(model_module, "ROUTERS", dict(model_module.ROUTERS))
+    exec(code, {"nn": nn, "torch": torch, "plain_read": plain_read, "ROUTERS": model_module.ROUTERS})
+    torch.manual_seed(0)
+    net = GPT(GPTConfig(vocab_size=11, seq_len=8, n_layer=3, n_head=2, n_embd=8, router="last_four")).double()
+    logits, loss = net(torch.randint(11, (2, 8)), torch.randint(11, (2, 8)))
+    loss.backward()
+    assert net.router.query.grad.abs().sum() > 0
+    # its queries are 0, so the mix is the mean of the last four: check it against plain numbers, on toy sublayers
+    e, halve = torch.tensor([[[1.0, 2.0] * 4]], dtype=torch.float64), lambda h: h / 2
+    updates, stream = [e], e
+    for _ in range(6):
+        updates.append((stream + sum(updates[-4:]) / len(updates[-4:])) / 2)
+        stream = stream + updates[-1]
+    torch.testing.assert_close(net.router(e, [halve] * 6), stream, rtol=0, atol=1e-12)       # float64
+
+
+def test_the_api_block():
+    code = next(b for b in BLOCKS if "import GPT, GPTConfig, ROUTERS" in b)
+    torch.manual_seed(0)
+    names = {"idx": torch.randint(96, (1, 16)), "targets": torch.randint(96, (1, 16)),
+             "e": torch.randn(1, 4, 256), "sublayers": [torch.tanh] * 96}
+    exec(code.replace("logits, _ =", "last, _ ="), names)
+    assert names["logits"].shape == (1, 16, 96) and names["last"].shape == (1, 1, 96) and names["loss"].shape == ()
+    assert names["out"].shape == (1, 116) and names["h"].shape == (1, 4, 256)
+
+
+def test_every_file_that_is_named_is_there():
+    for name in re.findall(r"`((?:configs/|docs/)?[a-z_]+\.(?:py|toml|png|csv))`", README):
+        assert (ROOT / name).exists() or (ROOT / "configs" / name).exists(), name
