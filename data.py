@@ -86,7 +86,7 @@ class Tokens:
             start, i = end, i + 1
         return np.concatenate(parts).astype(np.int64) if parts else np.empty(0, np.int64)
 
-    def largest(self, most: int = 10_000_000) -> int:
+    def largest(self, most: int = 100_000) -> int:
         """The largest id among the first `most` tokens of each shard: does a vocabulary fit? -1 when there is none."""
         return max((int(s[:most].max(initial=0)) for s in self.shards if len(s)), default=-1)
 

@@ -89,11 +89,10 @@ def locate(file: File, source: str | None, cache: Path, check: bool) -> Path:
     bare = source and names_a_file(source) and Path(source).suffix != Path(name).suffix         # not packed
     size, known = (file.unpacked if bare else (file.size, file.sha256)) if check else (None, None)
     if source and "://" not in source:
-        places = [Path(source) / file.name, Path(source) / name] if os.path.isdir(source) else [Path(source)]
-        path = next((p for p in places if p.is_file()), None)
+        path = local(file, source)
         if path is None:
-            raise Unfinished(f"--source {source}: there is no {file.name} in this folder." if os.path.isdir(source) else
-                             f"--source {source}: there is no such file or folder.")
+            raise Unfinished(f"--source {source}: there is no such file or folder." if not os.path.isdir(source) else
+                             f"--source {source}: there is no {file.name} in this folder. --no_check goes on without.")
         if size and length(path) != size:
             raise UserError(f"{path} has {length(path):,} bytes, and the right file has {size:,}. "
                             f"Get the right one, or take this as it is with --no_check.")
@@ -112,6 +111,12 @@ def locate(file: File, source: str | None, cache: Path, check: bool) -> Path:
     finally:
         remove_empty([cache, cache.parent])
     return path
+
+def local(file: File, source: str) -> Path | None:
+    """Where a file is in the folder `source`: under its whole name or its last part; or `source` itself is the file."""
+    folder = Path(source)
+    places = [folder / file.name, folder / Path(file.name).name] if folder.is_dir() else [folder]
+    return next((p for p in places if p.is_file()), None)
 
 def names_a_file(source: str) -> bool:
     """A mirror is either one file or the place, a folder or URL, that has the files under their names."""
@@ -417,8 +422,9 @@ def same_again(out: Path, settings: dict, newest: int) -> None:
     other = [k for k in {**old, **settings} if old.get(k) != settings.get(k)]
     if other:
         k = other[0]
-        raise UserError(f"{out} is there already, made with {k} {old.get(k)!r}, and this is {settings.get(k)!r}. "
-                        f"Choose another --out, or delete that folder.")
+        made = "from other files" if k in ("files", "bytes", "names") else \
+            f"with {k} {old.get(k)!r}, and this is {settings.get(k)!r}"
+        raise UserError(f"{out} is there already, made {made}. Choose another --out, or delete that folder.")
     if newest > (out / "meta.json").stat().st_mtime_ns:
         raise UserError(f"{out} is older than its input. Choose another --out, or delete that folder.")
     print(f"{out} is there already: {summary(meta)}")
@@ -430,7 +436,7 @@ def summary(meta: dict) -> str:
 # ---------------------------------------------------------------------------------------------------------------------
 # the command
 
-def corpus_of(dataset: str | None, input: list[str], split, separator, text_key, source) -> Corpus:
+def corpus_of(dataset: str | None, input: list[str], split, separator, text_key, source, no_check) -> Corpus:
     """The corpus that the flags name. UserError when they do not go together."""
     if bool(dataset) == bool(input):
         raise UserError(f"give one of --dataset ({', '.join(DATASETS)}) and --input FILE...")
@@ -458,6 +464,8 @@ def corpus_of(dataset: str | None, input: list[str], split, separator, text_key,
             raise UserError(f"--source {source} is one file; {dataset} is {len(corpus.files)}. "
                             f"Name the folder that has them.")
         corpus.files, corpus.total = [File(Path(source).name)], None            # one file of the sample is a corpus too
+    if source and no_check and os.path.isdir(source):
+        corpus.files, corpus.total = [f for f in corpus.files if local(f, source)] or corpus.files[:1], None
     return corpus
 
 def prepare(dataset: str | None = None, input=None, tokenizer: str | None = None, out=None, num_proc: int | None = None,
@@ -469,7 +477,7 @@ def prepare(dataset: str | None = None, input=None, tokenizer: str | None = None
     The arguments are the flags of the command line. UserError for whatever the user can put right.
     """
     input = [str(p) for p in ([input] if isinstance(input, (str, os.PathLike)) else input or [])]
-    corpus = corpus_of(dataset, input, split, separator, text_key, source)
+    corpus = corpus_of(dataset, input, split, separator, text_key, source, no_check)
     corpus.errors = errors
     corpus.max_tokens = number(max_tokens, "--max_tokens") if max_tokens is not None else None
     shard_tokens = number(shard_tokens, "--shard_tokens")
@@ -541,7 +549,8 @@ def info(path) -> None:
     for s in SPLITS:
         tokens, counts = getattr(data, s) or (), data.meta.get("splits", {}).get(s, {})
         ratio = data.bytes_per_token(s)
-        print(f"{s:<6} {len(tokens):>15,} {counts.get('documents', '?'):>12} {counts.get('bytes', '?'):>16} "
+        documents, size = (f"{counts[k]:,}" if counts else "?" for k in ("documents", "bytes"))
+        print(f"{s:<6} {len(tokens):>15,} {documents:>12} {size:>16} "
               f"{f'{ratio:.4f}' if ratio else '?':>12} {len(tokens.paths) if tokens else 0:>7}")
     shards = [shard for s in SPLITS for shard in data.meta.get("splits", {}).get(s, {}).get("shards", [])]
     bad = [shard["file"] for shard in tqdm(shards, desc="checking", disable=None, leave=False)

@@ -392,6 +392,10 @@ def test_fineweb_edu_cut_in_the_middle_goes_on(host, tmp_path, monkeypatch):
     for i in range(3):
         (folder / f"{i:03d}_00000.parquet").write_bytes(host.files[f"/fw/sample/10BT/{i:03d}_00000.parquet"])
     whole = prepare(**same, source=str(folder), out=tmp_path / "whole")
+    with pytest.raises(UserError, match="there is no sample/10BT/003_00000.parquet in this folder"):
+        prepare(dataset="fineweb-edu", tokenizer="byte", source=str(folder), out=tmp_path / "too_few")
+    counts = meta(prepare(**{**same, "max_tokens": None}, source=str(folder), out=tmp_path / "three"))["splits"]
+    assert sum(counts[s]["documents"] for s in SPLITS) == 900
     host.cuts = [10**9] + [100] + [0] * 20
     with pytest.raises(Unfinished, match="001_00000.parquet: the connection was cut.*Run the same command again"):
         prepare(**same, source=f"{host.url}/fw", out=tmp_path / "d/out")

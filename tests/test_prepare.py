@@ -18,7 +18,7 @@ import documents
 import download
 import prepare_data
 from common import UserError
-from corpora import all_bytes, byte_documents, meta, split_tokens, stories, toy_gpt2
+from corpora import all_bytes, byte_documents, meta, raw_tokens, split_tokens, stories, toy_gpt2
 from data import SPLITS, load_data, write_shard
 from prepare_data import prepare
 
@@ -298,27 +298,46 @@ prepare_data.prepare(input=[sys.argv[1]], tokenizer=sys.argv[2], out=sys.argv[3]
 def test_killed_at_any_moment_it_ends_with_the_same_bytes(tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", stories(1500))
     args = [sys.executable, "-c", DRIVER.format(root=str(ROOT)), str(path), "char"]
-    start = time.monotonic()
     subprocess.run([*args, str(tmp_path / "whole")], check=True, capture_output=True)
-    takes = time.monotonic() - start
-    out, rng, went_on = tmp_path / "out", np.random.default_rng(3), 0
+    out, rng = tmp_path / "out", np.random.default_rng(3)
     for i in range(5):
         run = subprocess.Popen([*args, str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        time.sleep(takes * rng.uniform(0.3, 0.8))
+        if i % 2:                                               # at any moment, or after something was written
+            time.sleep(rng.uniform(0, 0.5))
+        while i % 2 == 0 and run.poll() is None and not list(out.glob("train_*")):
+            time.sleep(0.001)
+        time.sleep(rng.uniform(0, 0.05))
         run.kill()
         run.wait()
         for shard in out.glob("*.bin"):                         # what has a shard's name is one
-            assert split_tokens(out, shard.name.split("_")[0]) is not None
+            assert len(raw_tokens(shard))
         if (out / "meta.json").exists():
             break
         if out.exists():
             with pytest.raises(UserError):
                 load_data(out)
-        if (out / "progress.json").exists():
-            went_on += json.loads((out / "progress.json").read_text())["jobs"] > 0
     done = subprocess.run([*args, str(out)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert all_bytes(out) == {k: v for k, v in all_bytes(tmp_path / "whole").items()} and went_on
+    assert all_bytes(out) == all_bytes(tmp_path / "whole")
+
+def test_a_stopped_run_goes_on_and_does_not_start_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(documents, "BLOCK", 2000)
+    monkeypatch.setattr(prepare_data, "SAVE_SECONDS", 0)
+    path = str(write_jsonl(tmp_path / "a.jsonl", stories(300)))
+    write, calls = prepare_data.Writer.write, []
+    monkeypatch.setattr(prepare_data.Writer, "write",
+                        lambda *a: calls.append(0) or write(*a) if len(calls) < 9 else 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        prepare(input=[path], tokenizer="byte", out=tmp_path / "out")
+    kept = json.loads((tmp_path / "out/progress.json").read_text())
+    assert kept["jobs"] >= 4 and kept["splits"]["train"]["open"] > 5000
+    monkeypatch.setattr(prepare_data.Writer, "write", lambda *a: calls.append(0) or write(*a))
+    calls.clear()
+    out = prepare(input=[path], tokenizer="byte", out=tmp_path / "out")
+    again = len(calls)
+    calls.clear()
+    assert all_bytes(out) == all_bytes(prepare(input=[path], tokenizer="byte", out=tmp_path / "whole"))
+    assert again <= len(calls) - 4
 
 def dies_at(step: int, **arguments) -> bool:
     """prepare() in a child process that is gone before its step-th change on the disk; False: it ended."""
@@ -424,6 +443,8 @@ def test_prepared_already(tmp_path, capsys):
     with pytest.raises(UserError, match="with tokenizer 'char', and this is 'byte'. Choose another --out"):
         prepare(input=[str(path)], tokenizer="byte", out=out)
     assert {p.name: p.stat().st_mtime_ns for p in out.iterdir()} == before
+    with pytest.raises(UserError, match="made from other files"):
+        prepare(input=[str(write_jsonl(tmp_path / "b.jsonl", stories(9)))], out=out)
     os.utime(path, ns=(time.time_ns() + 10**9,) * 2)
     with pytest.raises(UserError, match="older than its input"):
         prepare(input=[str(path)], out=out)
