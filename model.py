@@ -489,7 +489,7 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.weight.shape, self.weight, EPS)
 
 class CPURMSNorm(torch.autograd.Function):
-    """F.rms_norm is fused on cards, not on CPUs, where its backward pass takes two to three times as long as this."""
+    """On CPUs F.rms_norm is not fused, but layer norm is: its backward pass with mean 0 lacks one term of this one's."""
     @staticmethod
     @full_precision
     def forward(ctx, x, weight):
@@ -502,23 +502,39 @@ class CPURMSNorm(torch.autograd.Function):
     @full_precision
     def backward(ctx, g):
         x, weight, scale = ctx.saved_tensors
-        x = x * scale
-        gx = g * x
-        mean = ((gx @ weight) / x.size(-1)).unsqueeze(-1)                       # (..., 1)
-        d_x = (g * weight).addcmul_(x, mean, value=-1).mul_(scale)
-        return d_x, gx.flatten(0, -2).sum(0)
+        d_x, d_weight, _ = torch.ops.aten.native_layer_norm_backward(
+            g, x, weight.shape, torch.zeros_like(scale), scale, weight, None, (True, True, False))
+        mean = (g @ weight).unsqueeze(-1) / x.size(-1)                          # what layer norm takes away and rms norm does not
+        return d_x.addcmul_(mean, scale), d_weight
 
 def rotary_table(config):
-    """cos and signed sin of each position's angles, (2, seq_len, head_dim): pairs are the halves of a head, as in Qwen3."""
+    """cos and sin of each position's angles, (2, seq_len, 1, head_dim / 2)."""
     freqs = config.rope_theta ** (-torch.arange(0, config.head_dim, 2).double() / config.head_dim)
     angles = torch.outer(torch.arange(config.seq_len).double(), freqs)          # (seq_len, head_dim / 2)
-    cos, sin = angles.cos(), angles.sin()
-    return torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)))
+    return torch.stack((angles.cos(), angles.sin())).unsqueeze(2)
 
-def rotate(x, rope):
-    """Turn each pair of x, (B, T, heads, head_dim), by its position's angle."""
-    cos, sin = rope.unsqueeze(-2)                                               # (T, 1, head_dim) each
-    return torch.addcmul(x * cos, x.roll(x.size(-1) // 2, -1), sin)
+class Rotate(torch.autograd.Function):
+    """Turns each pair of x, (B, T, heads, head_dim), by its position's angle. A pair is x_i and x_{i + head_dim/2}, as in Qwen3.
+
+    Without temporaries, and nothing but the table is kept for the backward pass, which turns back.
+    """
+    @staticmethod
+    def forward(ctx, x, cos, sin):
+        ctx.save_for_backward(cos, sin)
+        return turn(x, cos, sin)
+
+    @staticmethod
+    def backward(ctx, g):
+        cos, sin = ctx.saved_tensors
+        return turn(g, cos, -sin), None, None
+
+def turn(x, cos, sin):
+    a, b = x.chunk(2, -1)                                                       # (B, T, heads, head_dim / 2) each
+    y = x * torch.cat((cos, cos), -1)
+    y_a, y_b = y.chunk(2, -1)
+    y_a.addcmul_(b, sin, value=-1)
+    y_b.addcmul_(a, sin)
+    return y
 
 class Attention(nn.Module):
     """Causal attention. Queries and keys are made from h, values from h_v, which is h unless the read is decoupled."""
@@ -535,13 +551,13 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = RMSNorm(config.head_dim), RMSNorm(config.head_dim)
 
     def forward(self, h, h_v=None, *, rope, cache=None):
-        """h, h_v: (B, T, D). rope: (2, T, head_dim), of these T positions. cache: this layer's KVCache. Returns (B, T, D)."""
+        """h, h_v: (B, T, D). rope: (2, T, 1, head_dim / 2), of these T positions. cache: this layer's KVCache. Returns (B, T, D)."""
         x = self.norm(h)
         x_v = x if h_v is None else self.norm(h_v)
         q = self.q_proj(x).unflatten(-1, (-1, self.head_dim))                   # (B, T, n_head, head_dim)
         k = self.k_proj(x).unflatten(-1, (-1, self.head_dim))                   # (B, T, n_kv_head, head_dim)
         v = self.v_proj(x_v).unflatten(-1, (-1, self.head_dim))                 # (B, T, n_kv_head, head_dim)
-        q, k = rotate(self.q_norm(q), rope), rotate(self.k_norm(k), rope)
+        q, k = Rotate.apply(self.q_norm(q), *rope), Rotate.apply(self.k_norm(k), *rope)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)       # (B, heads, T, head_dim)
         q, k = q.to(v.dtype), k.to(v.dtype)                                     # autocast: the norms and rotations are float32
         mask, causal = None, True
