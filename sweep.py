@@ -511,7 +511,8 @@ def draw_depth(plt, rows, baseline, colours):
     return figure
 
 def draw_curves(plt, runs, baseline, colours):
-    """A column for each depth. Above: val loss, mean over seeds, in a band from least to most. Below: its paired difference."""
+    """A column for each depth. Above: val loss, mean over seeds, and a band from least to most. Below: paired differences.
+    """
     depths = sorted({r.depth for r in runs})
     figure, axes = plt.subplots(2, len(depths), figsize=(2 + 4.2 * len(depths), 7), layout="constrained", squeeze=False,
                                 sharex="col")
@@ -532,7 +533,7 @@ def draw_curves(plt, runs, baseline, colours):
                           label=label)
                 axis.fill_between(x, [min(v) for v in curve.values()], [max(v) for v in curve.values()],
                                   color=colours[label], alpha=0.15, linewidth=0)
-                shown += [y for tokens, v in curve.items() if tokens >= 0.15 * x[-1] for y in v]    # not the steep start
+                shown += [y for tokens, v in curve.items() if tokens >= 0.15 * x[-1] for y in v]  # not the start
             if len(shown) > 1:
                 margin = 0.05 * (max(shown) - min(shown)) or 0.01
                 axis.set_ylim(min(shown) - margin, max(shown) + margin)
