@@ -46,12 +46,12 @@ class TrainConfig:
     n_head: int = 4                      # attention heads
     n_embd: int = 64                     # width
     # the steps
-    max_iters: int = 2000                # optimizer steps
-    batch_size: int = 16                 # windows in a micro batch
+    max_iters: int = 600                 # optimizer steps
+    batch_size: int = 8                  # windows in a micro batch
     gradient_accumulation_steps: int = 1 # micro batches in a step
-    learning_rate: float = 3e-3          # the highest learning rate
+    learning_rate: float = 2e-3          # the highest learning rate
     min_lr: float | None = None          # the lowest, at the end of the cosine; none: a tenth of learning_rate
-    warmup_iters: int = 100              # steps of linear warm-up
+    warmup_iters: int = 50               # steps of linear warm-up
     lr_decay_iters: int | None = None    # the step at which the cosine ends; none: max_iters
     router_lr: float | None = None       # the learning rate of the router's parameters; none: learning_rate
     weight_decay: float = 0.1            # on two-dimensional weights, but not on the router's
@@ -59,7 +59,7 @@ class TrainConfig:
     beta2: float = 0.99                  # AdamW's memory of its square
     grad_clip: float = 1.0               # largest norm of the gradient; 0: no clipping
     # looking at it
-    eval_interval: int = 250             # steps from one evaluation and checkpoint to the next
+    eval_interval: int = 150             # steps from one evaluation and checkpoint to the next
     eval_iters: int = 10                 # an evaluation is 16 times as many windows, whatever batch_size is
     log_interval: int = 10               # steps from one line of log.jsonl to the next
     # the machine
@@ -263,7 +263,7 @@ def main(argv) -> None:
     out_dir = Path(s.out_dir)
     device = pick_device(s.device)
     dtype = pick_dtype(s.dtype, device)
-    config = model_config(settings, s.vocab_size or 1)                  # refuses what cannot work before any data is made
+    config = model_config(settings, s.vocab_size or 1)                  # what cannot work is refused before data is made
 
     # data
     data = open_data(s.dataset)
@@ -305,7 +305,7 @@ def main(argv) -> None:
     checkpoint = None                                                   # its weights are in the model now
     if device.startswith("cuda"):
         torch.set_float32_matmul_precision("high")                      # TF32
-    net = torch.compile(model) if s.compile else model                  # the same weights, under the same names
+    net = torch.compile(model) if s.compile else model                  # the same weights; evaluated without it
 
     # the folder of the run
     tokens_per_step = s.batch_size * s.gradient_accumulation_steps * s.seq_len
@@ -347,7 +347,7 @@ def main(argv) -> None:
           f"tokens a step, {device} {dtype}, {out_dir}" + (f", from iteration {i}" if resumed else ""), flush=True)
     stop = []
 
-    def on_signal(number, frame):                                       # the first ends after the step, a second at once
+    def on_signal(number, frame):                                       # one ends after the step, a second at once
         if stop:
             raise KeyboardInterrupt(f"stopped without saving; the last checkpoint is of iteration {saved}")
         stop.append(number)
@@ -367,7 +367,7 @@ def main(argv) -> None:
         while True:
             # evaluate, and keep what there is
             if (i % s.eval_interval == 0 or i == s.max_iters) and val_line.get("iter") != i:
-                val_loss = evaluate(net, val_windows, s.batch_size, device, dtype)
+                val_loss = evaluate(model, val_windows, s.batch_size, device, dtype)
                 if not math.isfinite(val_loss):
                     raise diverged("the validation loss")
                 val_bpb = val_loss / math.log(2) / bytes_per_token if bytes_per_token else None

@@ -3,11 +3,11 @@ import os
 import resource
 
 import pytest
-import torch
 
 import train
 from common import UserError, run
-from tiny import SIZE, checkpoint, data_folder, go, log, same_weights, script
+from prepare_data import prepare
+from tiny import SIZE, checkpoint, data_folder, go, log, script
 
 
 @pytest.fixture(scope="session")
@@ -81,7 +81,7 @@ def test_wrong_config_files(tmp_path, text, message):
 def test_no_such_data(data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").symlink_to(os.path.dirname(data))
-    with pytest.raises(UserError, match="there is no data set data/tinny; make it with prepare_data.py. Did you mean tiny?"):
+    with pytest.raises(UserError, match="no data set data/tinny; make it with prepare_data.py. Did you mean tiny?"):
         go("--dataset", "tinny")
     go("--dataset", "tiny", "--max_iters", 0)
 
@@ -115,8 +115,8 @@ def test_a_resumed_run_keeps_its_settings(finished, flags, name):
     assert checkpoint(finished)["iter"] == 4
 
 def test_a_resumed_run_may_be_told_the_same_again(finished, data, capsys):
-    go("--dataset", data, "--out_dir", finished, "--max_iters", 4, "--init_from", "resume", "--n_blocks", 2, "--vocab_size",
-       checkpoint(finished)["model_config"]["vocab_size"], "--log_interval", 3)
+    go("--dataset", data, "--out_dir", finished, "--max_iters", 4, "--init_from", "resume", "--n_blocks", 2,
+       "--vocab_size", checkpoint(finished)["model_config"]["vocab_size"], "--log_interval", 3)
     assert "done: val loss" in capsys.readouterr().out
 
 def test_nothing_to_go_on_with(finished, tmp_path):
@@ -124,15 +124,15 @@ def test_nothing_to_go_on_with(finished, tmp_path):
         train.main(["--init_from", "resume", "--out_dir", str(finished), "--max_iters", "3"])
     whole = (finished / "ckpt.pt").read_bytes()
     (tmp_path / "ckpt.pt").write_bytes(whole[:len(whole) // 2])
-    for flags in (["--init_from", "resume", "--out_dir", tmp_path], ["--init_from", tmp_path, "--out_dir", tmp_path / "run"]):
+    for init_from, out_dir in (("resume", tmp_path), (tmp_path, tmp_path / "run")):
         with pytest.raises(UserError, match="ckpt.pt is damaged"):
-            train.main([str(x) for x in flags])
+            train.main(["--init_from", str(init_from), "--out_dir", str(out_dir)])
     assert os.listdir(tmp_path) == ["ckpt.pt"]
 
 def test_other_data(finished, tmp_path):
-    (tmp_path / "b.txt").write_text("another text, with other letters\n" * 200)
-    from prepare_data import prepare
-    other = str(prepare(input=[str(tmp_path / "b.txt")], tokenizer="char", out=tmp_path / "b", split="80/10/10", num_proc=1))
+    path = tmp_path / "b.txt"
+    path.write_text("another text, with other letters\n" * 200)
+    other = str(prepare(input=[str(path)], tokenizer="char", out=tmp_path / "b", split="80/10/10", num_proc=1))
     with pytest.raises(UserError, match="is not the data that the run in"):
         train.main(["--init_from", "resume", "--out_dir", str(finished), "--max_iters", "6", "--dataset", other])
     with pytest.raises(UserError, match="Prepare the data with the same tokenizer"):

@@ -11,15 +11,16 @@ import train
 from prepare_data import prepare
 
 ROOT = Path(train.__file__).parent
-SIZE = ["--n_layer", "2", "--n_head", "2", "--n_embd", "16", "--seq_len", "16", "--batch_size", "4", "--eval_iters", "2",
-        "--device", "cpu"]
+SIZE = ["--n_layer", "2", "--n_head", "2", "--n_embd", "16", "--seq_len", "16", "--batch_size", "4",
+        "--eval_iters", "2", "--device", "cpu"]
 SECONDS = ("tok_per_s", "peak_mem_mb", "elapsed_s")                     # of a log line; these differ from run to run
 
 def data_folder(folder, name="tiny") -> str:
     """100,000 characters of Python at character level; the last 20,000 are for validation and test."""
     text = "".join(c for c in Path(argparse.__file__).read_text() if c.isascii())
-    (folder / f"{name}.txt").write_text(text)
-    return str(prepare(input=[str(folder / f"{name}.txt")], tokenizer="char", out=folder / name, split="80/10/10", num_proc=1))
+    path = folder / f"{name}.txt"
+    path.write_text(text)
+    return str(prepare(input=[str(path)], tokenizer="char", out=folder / name, split="80/10/10", num_proc=1))
 
 def go(*flags):
     """train.py in this process, at the small size unless the flags say otherwise."""
