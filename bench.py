@@ -2,14 +2,14 @@
 Speed and memory of each router, as ratios to a plain residual.
 
     python bench.py --routers block,rd,wav --n_layer 48 --n_embd 256 --seq_len 256 --batch_size 8
-    python bench.py --routers block,wav --decode 512 --seq_len 1024
+    python bench.py --routers block,attnres --vary n_layer=12,24,36,48             # how the cost grows
+    python bench.py --routers block,wav --decode 512 --seq_len 1024                # tokens one by one, with a cache
 
 Each router runs in a process of its own, beside one with the baseline; the two take turns, a few steps each, so that what
 else the machine does meets both. A step is a whole training step: forward, backward, AdamW. Absolute figures belong to the
 machine they were measured on; ratios travel better. On a CPU, memory is the peak resident set of the process, torch's own
 libraries (about 250 MiB) included; on a card, the peak of torch's allocator.
 """
-import dataclasses
 import json
 import multiprocessing
 import platform
@@ -17,17 +17,19 @@ import statistics
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
-from common import Parser, UserError, atomic_write, autocast, peak_mem_mb, pick_device, pick_dtype, run
+from common import Parser, UserError, atomic_write, autocast, convert, peak_mem_mb, pick_device, pick_dtype, run
 from model import GPT, GPTConfig, ROUTERS
 
 @dataclass
 class BenchConfig:
     routers: str = "block,rd,delta_block,wav,attnres,delta"  # routers to measure, with commas
     baseline: str = "residual"          # the router that the ratios are to
+    vary: str | None = None             # repeat it all for several values of a model flag, as in n_layer=12,24,48
     rounds: int = 5                     # turns that each of the two takes
     steps: int = 1                      # training steps in a turn
     batch_size: int = 8                 # sequences in a step
@@ -87,14 +89,13 @@ def decoding(model, bench, data):
             model.generate(prompt, bench.decode)[0, -1].item()
     return turn
 
-def pair(bench: BenchConfig, config: GPTConfig, routers, bar):
-    """Measure two routers in turns: for each, the seconds of its turns, its peak memory and its parameters."""
+def pair(bench: BenchConfig, configs, bar):
+    """Measure two models in turns: for each, the seconds of its turns, its peak memory and its parameters."""
     spawn = multiprocessing.get_context("spawn")
     workers = []
-    for router in routers:
+    for config in configs:
         here, there = spawn.Pipe()
-        c = dataclasses.replace(config, router=router)
-        workers.append((spawn.Process(target=worker, args=(there, bench, c), daemon=True), here))
+        workers.append((spawn.Process(target=worker, args=(there, bench, config), daemon=True), here))
 
     def ask(process, pipe, request):
         if request:
@@ -136,50 +137,67 @@ def main(argv):
     bench = BenchConfig(**{k: v for k, v in args.items() if k in BenchConfig.__dataclass_fields__})
     given = {k: v for k, v in args.items() if k in GPTConfig.__dataclass_fields__}
     routers = [name for name in bench.routers.split(",") if name]
+    rows = []                                                   # (what it is called, its config, the baseline's config)
     try:
-        for name in (bench.baseline, *routers):
-            GPTConfig(**given, router=name)
-        config = GPTConfig(**given, router=bench.baseline)
+        for changes in variants(parser, bench.vary):
+            base = GPTConfig(**{**given, **changes, "router": bench.baseline})
+            rows += [(" ".join([name, *(f"{k}={v}" for k, v in changes.items())]),
+                      GPTConfig(**{**given, **changes, "router": name}), base) for name in routers]
     except ValueError as e:
         raise UserError(str(e)) from None
     for name in ("rounds", "steps", "batch_size"):
         if getattr(bench, name) < 1:
             raise UserError(f"--{name} is {getattr(bench, name)}; it must be at least 1.")
-    if not 0 <= bench.decode < config.seq_len:
-        raise UserError(f"--decode is {bench.decode}; it must be below --seq_len ({config.seq_len}), or 0 to train.")
+    for _, config, _ in rows:
+        if not 0 <= bench.decode < config.seq_len:
+            raise UserError(f"--decode is {bench.decode}; it must be below --seq_len ({config.seq_len}), or 0 to train.")
+    if bench.json and not Path(bench.json).resolve().parent.is_dir():
+        raise UserError(f"--json {bench.json}: there is no such folder.")
     bench.device = pick_device(bench.device)
     bench.dtype = pick_dtype(bench.dtype, bench.device)
 
-    card = torch.cuda.get_device_name(bench.device) if bench.device.startswith("cuda") else f"{cpu_name()}, " \
-        f"{bench.threads or torch.get_num_threads()} threads"
-    tokens = bench.decode or bench.batch_size * config.seq_len * bench.steps
-    print(f"{card}; torch {torch.__version__}; {bench.dtype}{', compiled' if bench.compile else ''}")
-    print(f"{config.n_layer} layers, width {config.n_embd}, {config.n_head} heads, {config.n_blocks} blocks, "
+    machine = f"{cpu_name()}, {bench.threads or torch.get_num_threads()} threads"
+    if bench.device.startswith("cuda"):
+        machine = torch.cuda.get_device_name(bench.device)
+    print(f"{machine}; torch {torch.__version__}; {bench.dtype}{', compiled' if bench.compile else ''}")
+    config = rows[0][1]
+    print(f"{config.n_layer} layers, width {config.n_embd}, {config.n_head} heads, {config.n_blocks} blocks"
+          + (f", except as varied: {bench.vary}; " if bench.vary else "; ")
           + (f"{bench.decode} tokens one by one" if bench.decode else f"{bench.batch_size} x {config.seq_len} tokens a step"))
-    print(f"\n| router | tokens/s | ratio to {bench.baseline} | peak MiB | ratio | {'ms a token' if bench.decode else 'routing, % of the step'} |")
-    print("|---|---|---|---|---|---|")
+    print(f"\n| router | tokens/s | ratio to {bench.baseline} | peak MiB | ratio | "
+          f"{'ms a token' if bench.decode else 'routing, % of the step'} |\n|---|---|---|---|---|---|")
     results = {}
-    with tqdm(total=bench.rounds * len(routers), disable=None, unit="round", leave=False) as bar:
-        for name in routers:
+    with tqdm(total=bench.rounds * len(rows), disable=None, unit="round", leave=False) as bar:
+        for name, config, base in rows:
             bar.set_description(name)
-            answer = pair(bench, config, (bench.baseline, name), bar)
+            answer = pair(bench, (base, config), bar)
             if isinstance(answer, str):
                 tqdm.write(f"| {name} | failed: {answer} | | | | |")
                 results[name] = {"error": answer}
                 continue
             (base_s, base_mem, base_params), (s, mem, params) = answer
+            tokens = bench.decode or bench.batch_size * config.seq_len * bench.steps
             ratios = [b / a for a, b in zip(s, base_s)]
             last = statistics.median(s) / tokens * 1e3 if bench.decode else 100 * (1 - statistics.median(ratios))
             tqdm.write(f"| {name} | {spread([tokens / x for x in s], '.0f')} | {spread(ratios, '.3f')} | {mem:.0f} | "
                        f"{mem / base_mem:.3f} | {last:.1f} |")
-            results[name] = {"seconds": s, "baseline_seconds": base_s, "ratio": statistics.median(ratios),
-                             "peak_mem_mb": mem, "baseline_peak_mem_mb": base_mem, "memory_ratio": mem / base_mem,
-                             "params": params, "baseline_params": base_params}
+            results[name] = {"tokens_a_turn": tokens, "seconds": s, "baseline_seconds": base_s,
+                             "ratio": statistics.median(ratios), "peak_mem_mb": mem, "baseline_peak_mem_mb": base_mem,
+                             "memory_ratio": mem / base_mem, "params": params, "baseline_params": base_params}
     if bench.json:
         with atomic_write(bench.json) as f:
-            json.dump({"machine": card, "torch": torch.__version__, "tokens_a_turn": tokens, "bench": vars(bench),
-                       "model": vars(config), "results": results}, f, indent=1)
+            json.dump({"machine": machine, "torch": torch.__version__, "bench": vars(bench), "model": vars(config),
+                       "results": results}, f, indent=1)
             f.write("\n")
+
+def variants(parser, vary: str | None) -> list[dict]:
+    """'n_layer=12,24' -> [{'n_layer': 12}, {'n_layer': 24}]; none: one variant without changes."""
+    if vary is None:
+        return [{}]
+    name, _, values = vary.partition("=")
+    if name not in GPTConfig.__dataclass_fields__ or name == "router" or not values:
+        raise UserError(f"--vary is {vary!r}; it must be a flag of the model and its values, as in n_layer=12,24,48.")
+    return [{name: convert(parser.kinds[name], value, f"--vary {name}")} for value in values.split(",")]
 
 def cpu_name():
     """The processor's name, as the system tells it."""

@@ -69,7 +69,8 @@ class GPTConfig:
             self.mlp_hidden = 64 * math.ceil(8 * self.n_embd / 3 / 64)
         check(self.mlp_hidden >= 1, "mlp_hidden", "it must be at least 1")
         near = difflib.get_close_matches(str(self.router), ROUTERS, n=1, cutoff=0.3)
-        check(self.router in ROUTERS, "router", f"did you mean {near[0]}?" if near else f"choose of {' '.join(ROUTERS)}")
+        check(self.router in ROUTERS, "router", (f"did you mean {near[0]}? " if near else "") + "The routers are "
+              + " ".join(ROUTERS))
         self.n_blocks = min(8, self.n_layer) if self.n_blocks is None else self.n_blocks
         check(1 <= self.n_blocks <= self.n_layer, "n_blocks", f"it must be from 1 to n_layer ({self.n_layer})")
         reads = issubclass(ROUTERS[self.router], DepthRouter)
