@@ -117,8 +117,8 @@ def js_divergence(p, q):
 
 def effective_rank(s):
     """How many directions n vectors have, s (..., n, D) -> (...): exp of the entropy of their singular values, each
-    divided by their sum (Roy and Vetterli, 2007). The vectors are scaled to length 1, as the logits see them: 1 when all
-    point one way, n when all are orthogonal."""
+    divided by their sum (Roy and Vetterli, 2007). The vectors are scaled to length 1, as the logits see them: 1 when
+    all point one way, n when all are orthogonal."""
     s = F.normalize(s, dim=-1)
     values = torch.linalg.eigvalsh(s @ s.mT).clamp(min=0).sqrt()                # (..., n): the singular values
     p = values / values.sum(-1, keepdim=True)

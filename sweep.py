@@ -511,8 +511,7 @@ def draw_depth(plt, rows, baseline, colours):
     return figure
 
 def draw_curves(plt, runs, baseline, colours):
-    """A column for each depth. Above: val loss, mean over seeds, and a band from least to most. Below: paired differences.
-    """
+    """A column for each depth. Above: val loss, mean over seeds in a band from least to most. Below: the same, paired."""
     depths = sorted({r.depth for r in runs})
     figure, axes = plt.subplots(2, len(depths), figsize=(2 + 4.2 * len(depths), 7), layout="constrained", squeeze=False,
                                 sharex="col")
@@ -586,11 +585,12 @@ def main(argv) -> None:
     failed = {}
     if sweep.report is None:
         cells = plan(sweep, given)
-        out_dir.mkdir(parents=True, exist_ok=True)
         failed = run_cells(cells, given, sweep.jobs)
+        out_dir.mkdir(parents=True, exist_ok=True)                      # there is none yet when every run has failed
         with atomic_write(out_dir / "sweep.json") as f:
             json.dump(vars(sweep) | {"train": given}, f, indent=1)
-    print("\n" + report(out_dir, sweep.baseline, sweep.at_tokens))
+    if not failed or len(failed) < len(cells):
+        print("\n" + report(out_dir, sweep.baseline, sweep.at_tokens))
     if failed:
         first = next(iter(failed))
         raise UserError(f"{len(failed)} of {len(cells)} runs failed: {first}: {failed[first]}\n"
