@@ -511,7 +511,7 @@ def draw_depth(plt, rows, baseline, colours):
     return figure
 
 def draw_curves(plt, runs, baseline, colours):
-    """A column for each depth. Above: val loss, mean over seeds in a band from least to most. Below: the same, paired."""
+    """A column for each depth. Above: val loss, the seeds' mean in a band from least to most. Below: paired."""
     depths = sorted({r.depth for r in runs})
     figure, axes = plt.subplots(2, len(depths), figsize=(2 + 4.2 * len(depths), 7), layout="constrained", squeeze=False,
                                 sharex="col")
