@@ -104,7 +104,9 @@ def plan(sweep: SweepConfig, given: dict) -> list[Cell]:
         for depth in integers(sweep.depths, "depths"):
             for label in labels:
                 router, *own = label.split(":")
-                own = dict(x.partition("=")[::2] for x in own)
+                if bare := [x for x in own if "=" not in x]:
+                    raise UserError(f"{label}: {bare[0]} is no setting; one looks like rd:rd_control=tied.")
+                own = dict(x.split("=", 1) for x in own)
                 if wrong := own.keys() & {*SET_BY_THE_SWEEP, "out_dir", "init_from"}:
                     raise UserError(f"{label}: {min(wrong)} cannot be a setting of one cell.")
                 chosen = given | own | {"router": router, "n_layer": depth, "seed": seed}

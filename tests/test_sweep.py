@@ -162,6 +162,7 @@ def test_cells(tmp_path):
     ("--init_from resume", "a sweep goes on by itself"),
     ("--routers blok --depths 2", "the cell blok at 2 layers: router is 'blok'; did you mean block?"),
     ("--routers rd:rd_contrl=tied", "there is no flag --rd_contrl. Did you mean --rd_control?"),
+    ("--routers rd:tied", "rd:tied: tied is no setting; one looks like rd:rd_control=tied."),
     ("--routers block:seed=3", "block:seed=3: seed cannot be a setting of one cell."),
     ("--routers ,", "--routers is ','"),
     ("--depths 2,x", "--depths is '2,x'; it must be whole numbers"),
