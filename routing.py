@@ -160,7 +160,7 @@ def measure(model, batches) -> dict:
         if len(sources) >= len(most):
             most = sources
 
-    for batch in batches:
+    for batch in tqdm(batches, disable=None, leave=False, unit="batch"):
         with torch.no_grad(), Watch(router, see):
             _, loss = model(batch[:, :-1], batch[:, 1:])
         loss_sums.add("loss", loss.expand(len(batch), 1))
@@ -449,7 +449,7 @@ def main(argv) -> None:
     short = [Path(run).resolve().name for run in runs]
     names = short if len(set(short)) == len(runs) else runs
     results = {}
-    for name, path in zip(names, tqdm(runs, disable=None if several else True, leave=False, unit="run")):
+    for name, path in zip(names, runs):
         model, batches, checkpoint = load(path, s, device)
         config = model.config
         results[name] = {"run": path, "router": config.router, "n_layer": config.n_layer, "iter": checkpoint["iter"],

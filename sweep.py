@@ -270,7 +270,7 @@ def run_cells(cells: list[Cell], given: dict, jobs: int) -> dict[str, str]:
                     total -= cell.work - progress([cell])               # nothing more will come of it
                     tell(f"{cell.folder.name} failed: {failed[cell.folder.name]}")
                 err.close()
-            if not bar.disable and time.time() - drawn > 1:
+            if not bar.disable and (time.time() - drawn > 1 or not (waiting or running)):
                 draw()
                 drawn = time.time()
         return failed
@@ -446,7 +446,7 @@ def report(out_dir: Path, baseline: str, at_tokens: str | None) -> str:
     if against(rows, baseline):
         parts.append(f"Against `{baseline}`, paired by seed: val loss minus the baseline's, in nats a token (below 0 is"
                      f" better), and the 95 % t-interval of its mean.\n\n" + paired_table(rows, baseline))
-    elif rows:
+    elif {row["router"] for row in rows} - {baseline}:
         parts.append(f"No pairs: no finished run has the seed and depth of a finished `{baseline}` (--baseline).\n")
     if points:
         parts.append("The same on the way, at the evaluation nearest to so many tokens.\n\n"
