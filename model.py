@@ -117,7 +117,8 @@ def full_precision(method):
 
 def rms(s):
     """Root mean square of each token's vector: (B, T, D) -> (B, T). One pass over s; squares would be a tensor more."""
-    return (torch.linalg.vector_norm(s, dim=-1).square() / s.size(-1) + EPS).sqrt()
+    norm = torch.linalg.vector_norm(s, dim=-1)
+    return (norm * norm / s.size(-1) + EPS).sqrt()
 
 def plain_read(query, sources, bias=None):
     """The depth read by its definition (Attention Residuals, section 3, without the gain on its keys).
@@ -197,7 +198,8 @@ class Read(torch.autograd.Function):
     @full_precision
     def forward(ctx, query, bias, past, past_logit, *sources):
         s = [wide(source) for source in sources]
-        scale = torch.stack([rms(x) for x in s]).reciprocal()                   # (n, B, T)
+        norm = torch.stack([torch.linalg.vector_norm(x, dim=-1) for x in s])    # (n, B, T)
+        scale = (norm * norm / query.numel() + EPS).rsqrt()                     # 1 / rms
         dot = torch.stack([x @ query for x in s]) * scale                       # (n, B, T)
         logit = dot + bias.view(-1, *[1] * past_logit.dim())
         alpha = torch.cat((past_logit.unsqueeze(0), logit)).softmax(0).unsqueeze(-1)    # (1 + n, B, T, 1)
@@ -451,7 +453,8 @@ class WAV(DepthRouter):
     def match(self, c, details):
         """D~: each detail scaled, token by token, to be as loud as its C, but by no more than rho."""
         with torch.no_grad():
-            ratios = [(rms(c) / rms(d)).clamp(max=self.config.rho).unsqueeze(-1) for d in details]      # (B, T, 1)
+            target = rms(c)                                                     # (B, T)
+            ratios = [(target / rms(d)).clamp(max=self.config.rho).unsqueeze(-1) for d in details]      # (B, T, 1)
         return [d * ratio for d, ratio in zip(details, ratios)]
 
     def forward(self, e, sublayers):
