@@ -263,6 +263,9 @@ def main(argv) -> None:
     out_dir = Path(s.out_dir)
     device = pick_device(s.device)
     dtype = pick_dtype(s.dtype, device)
+    if device == "cpu" and s.batch_size * s.seq_len * s.n_embd <= 2**16:
+        torch.set_num_threads(1)        # too small a step to share: two threads gain a little on two free cores, and on busy
+                                        # ones they wait for each other, and the step takes several times as long
     config = model_config(settings, s.vocab_size or 1)                  # what cannot work is refused before data is made
 
     # data
