@@ -28,7 +28,7 @@ from tqdm import tqdm
 from common import Parser, UserError, atomic_write, load_checkpoint, load_model, pick_device, run
 from model import ROUTERS, AttnRes, Block, Cumulative, Delta, DeltaBlock, DepthRouter, WAV, plain_read
 from sample import newest_run
-from sweep import table
+from sweep import signed, table
 from train import open_data, windows
 
 
@@ -280,7 +280,7 @@ def summary(result: dict) -> str:
 
 def ablation_table(results: list[dict]) -> str:
     text = table(["source", "masked in", "weight", "loss", "effect"],
-                 [[r["source"], r["masked_in"], f"{r['weight']:.3f}", f"{r['loss']:.4f}", f"{r['effect']:+.4f}"]
+                 [[r["source"], r["masked_in"], f"{r['weight']:.3f}", f"{r['loss']:.4f}", signed(r["effect"], 4)]
                   for r in results[:PRINTED]])
     if len(results) > PRINTED:
         text += f"and {len(results) - PRINTED} more; --json has them all\n"
