@@ -472,7 +472,7 @@ def main(argv) -> None:
         title = f"{names[0]}: {result['router']}, iteration {result['iter']}, {result['tokens']:,} validation tokens"
         figure = comparison_picture(plt, results) if several else picture(plt, result, title)
         with atomic_write(s.png, "wb") as f:
-            figure.savefig(f, dpi=120, format="png")
+            figure.savefig(f, dpi=100, format="png")
         plt.close(figure)
 
 

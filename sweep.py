@@ -478,7 +478,7 @@ def pictures(out_dir: Path, runs: list[Run], rows: list[dict], baseline: str) ->
         figures["depth.png"] = draw_depth(plt, rows, baseline, colours)
     for name, figure in sorted(figures.items()):
         with atomic_write(out_dir / name, "wb") as f:
-            figure.savefig(f, dpi=120, format="png")
+            figure.savefig(f, dpi=100, format="png")
         plt.close(figure)
     return f"{out_dir}: {', '.join(written + sorted(figures))}"
 
@@ -488,7 +488,7 @@ def draw_depth(plt, rows, baseline, colours):
     depths = sorted({row["depth"] for row in rows})
     cells, pairs = by_cell(rows), against(rows, baseline)
     for k, (label, colour) in enumerate(colours.items()):
-        shift = 0.08 * (k - (len(colours) - 1) / 2) / max(1, len(colours) / 6)         # bars side by side
+        shift = 0.05 * (k - (len(colours) - 1) / 2) / max(1, len(colours) / 6)         # bars side by side
         for axis, values in zip(axes, (cells, pairs)):
             at = [i for i, depth in enumerate(depths) if (depth, label) in values]
             if not at:
