@@ -46,7 +46,7 @@ class TrainConfig:
     n_head: int = 4                      # attention heads
     n_embd: int = 64                     # width
     # the steps
-    max_iters: int = 600                 # optimizer steps
+    max_iters: int = 400                 # optimizer steps
     batch_size: int = 8                  # windows in a micro batch
     gradient_accumulation_steps: int = 1 # micro batches in a step
     learning_rate: float = 2e-3          # the highest learning rate
@@ -59,7 +59,7 @@ class TrainConfig:
     beta2: float = 0.99                  # AdamW's memory of its square
     grad_clip: float = 1.0               # largest norm of the gradient; 0: no clipping
     # looking at it
-    eval_interval: int = 150             # steps from one evaluation and checkpoint to the next
+    eval_interval: int = 100             # steps from one evaluation and checkpoint to the next
     eval_iters: int = 10                 # an evaluation is 16 times as many windows, whatever batch_size is
     log_interval: int = 10               # steps from one line of log.jsonl to the next
     # the machine
@@ -82,7 +82,8 @@ EVAL_BATCH = 16                                                                 
 
 def read_settings(argv) -> tuple[dict, dict | None]:
     """Every setting by name, and the checkpoint to start from: the defaults, then the file, then the flags."""
-    parser = Parser(prog="train.py", description="Train a GPT with any depth router.", refused={
+    parser = Parser(prog="train.py", usage="python train.py [CONFIG.toml] [--flag value | --flag=value ...]",
+                    description="Train a GPT with any depth router.", refused={
         "block_size": "--block_size is --seq_len here: the context length is --seq_len, and block means a depth block "
                       "(--n_blocks)."})
     parser.add_argument("config", nargs="?", metavar="CONFIG.toml", help="a file of settings, as in configs/")
