@@ -109,10 +109,9 @@ def wide(x):
 
 def full_precision(method):
     """For the methods of an autograd function: autocast leaves them alone."""
-    @functools.wraps(method)
-    def run(ctx, first, *rest):
-        with torch.autocast(first.device.type, enabled=False):
-            return method(ctx, first, *rest)
+    def run(ctx, *args):
+        with torch.autocast(args[0].device.type, enabled=False):
+            return method(ctx, *args)
     return run
 
 def rms(s):
@@ -187,7 +186,9 @@ class Pass(torch.autograd.Function):
         d_logit = alpha * (d_alpha - mean.unsqueeze(-2))                        # (B, T, n, R)
         d_dot = d_logit * scale
         through_rms = (d_dot * dot).sum(-1, keepdim=True) * scale / s.size(-1)  # (B, T, n, 1)
-        d_s = torch.addcmul(alpha @ g + d_dot @ query, through_rms, s, value=-1)        # (B, T, n, D)
+        d_s = alpha @ g                                                         # (B, T, n, D)
+        d_s.view(-1, s.size(-1)).addmm_(d_dot.flatten(0, -2), query)            # in place: n sources are large
+        d_s.addcmul_(through_rms, s, value=-1)
         d_query = d_dot.flatten(0, -2).T @ s.flatten(0, -2)                     # (R, B T n) @ (B T n, D)
         d_bias = d_logit.flatten(0, -3).sum(0).T                                # (R, n)
         return d_query, d_bias, *d_s.unbind(-2)
@@ -452,20 +453,30 @@ class WAV(DepthRouter):
 
     def match(self, c, details):
         """D~: each detail scaled, token by token, to be as loud as its C, but by no more than rho."""
+        rho, matched = self.config.rho, []
         with torch.no_grad():
             target = rms(c)                                                     # (B, T)
-            ratios = [(target / rms(d)).clamp(max=self.config.rho).unsqueeze(-1) for d in details]      # (B, T, 1)
-        return [d * ratio for d, ratio in zip(details, ratios)]
+        for d in details:
+            if d is None:
+                matched.append(c if rho >= 1 else rho * c)
+            else:
+                with torch.no_grad():
+                    ratio = (target / rms(d)).clamp(max=rho).unsqueeze(-1)      # (B, T, 1)
+                matched.append(d * ratio)
+        return matched
 
     def forward(self, e, sublayers):
         sources, sums = self.first_sources(e), self.first_sources(e)
         bias = F.pad(self.detail_bias, (1, 0))                                  # (reads, 1 + details): a sum has bias 0
         for b, block in enumerate(self.blocks):
-            c, details = torch.zeros_like(e), [torch.zeros_like(e) for _ in self.config.detail_names]
+            c = torch.zeros_like(e)
+            details = [None for _ in self.config.detail_names]                  # None: it has only added so far, so it is C
             for l, past in self.reads(block, sources, self.past_bias(bias[block.start:block.stop], b)):
                 recent = [c, *self.match(c, details)] if l > block.start else []
                 u = sublayers[l](*self.read(l, past, recent, bias[l, :len(recent)]))
-                c, details = c + u, [torch.add(d, u, alpha=sign) for d, sign in zip(details, self.signs(l, block))]
+                details = [None if d is None and sign > 0 else torch.add(c if d is None else d, u, alpha=sign)
+                           for d, sign in zip(details, self.signs(l, block))]
+                c = c + u
             sources = [*sources, c, *self.match(c, details)]
             sums = [*sums, c]
         if self.config.head_details:
