@@ -39,12 +39,8 @@ class TrainConfig:
     out_dir: str | None = None           # where the run is written; none: out/ROUTER-LxD-sSEED
     init_from: str = "scratch"           # scratch, resume, or the folder of another run, whose weights it starts from
     seed: int = 0                        # of the first weights, the batches and the dropout
-    # the model: its size; its other flags are GPTConfig's
-    vocab_size: int | None = None        # none: what the data says
-    seq_len: int = 128                   # the context length, in tokens
-    n_layer: int = 12                    # layers, each an attention and an MLP
-    n_head: int = 4                      # attention heads
-    n_embd: int = 64                     # width
+    # the model's other flags are GPTConfig's
+    vocab_size: int | None = None        # tokens the model knows; none: what the data says
     # the steps
     max_iters: int = 400                 # optimizer steps
     batch_size: int = 8                  # windows in a micro batch
@@ -264,10 +260,11 @@ def main(argv) -> None:
     out_dir = Path(s.out_dir)
     device = pick_device(s.device)
     dtype = pick_dtype(s.dtype, device)
-    if device == "cpu" and s.batch_size * s.seq_len * s.n_embd <= 2**16:
+    config = model_config(settings, s.vocab_size or 1)                  # what cannot work is refused before data is made
+    seq_len = config.seq_len
+    if device == "cpu" and s.batch_size * seq_len * config.n_embd <= 2**16:
         torch.set_num_threads(1)        # too small a step to share: two threads gain a little on two free cores, and on busy
                                         # ones they wait for each other, and the step takes several times as long
-    config = model_config(settings, s.vocab_size or 1)                  # what cannot work is refused before data is made
 
     # data
     data = open_data(s.dataset)
@@ -276,7 +273,7 @@ def main(argv) -> None:
         raise UserError(f"{s.dataset} does not say how many tokens its vocabulary has; give --vocab_size.")
     if data.vocab_size is not None and vocab_size < data.vocab_size:
         raise UserError(f"--vocab_size is {vocab_size}; the vocabulary of {s.dataset} has {data.vocab_size} tokens.")
-    data.check_window(s.seq_len)
+    data.check_window(seq_len)
     data_facts = facts(data)
     if resumed and data_facts != checkpoint["data"]:
         raise UserError(f"{s.dataset} is not the data that the run in {out_dir} was trained on.")
@@ -284,12 +281,12 @@ def main(argv) -> None:
         raise UserError(f"the tokenizer of {s.dataset} is not the one of {s.init_from}: its weights would read other "
                         f"symbols. Prepare the data with the same tokenizer.")
     bytes_per_token = data.bytes_per_token("val")
-    starts = eval_starts(len(data.val), s.seq_len, s.eval_iters)
-    val_windows = windows(data.val, starts, s.seq_len, vocab_size)      # (eval_iters * 16, T + 1)
+    starts = eval_starts(len(data.val), seq_len, s.eval_iters)
+    val_windows = windows(data.val, starts, seq_len, vocab_size)      # (eval_iters * 16, T + 1)
 
     def batch_of(i):                                                    # all windows of step i, (n, T + 1)
         n = s.batch_size * s.gradient_accumulation_steps
-        batch = windows(data.train, train_starts(len(data.train), s.seq_len, n, s.seed, i), s.seq_len, vocab_size)
+        batch = windows(data.train, train_starts(len(data.train), seq_len, n, s.seed, i), seq_len, vocab_size)
         return batch.pin_memory().to(device, non_blocking=True) if device.startswith("cuda") else batch.to(device)
 
     # model and optimizer
@@ -312,7 +309,7 @@ def main(argv) -> None:
     net = torch.compile(model) if s.compile else model                  # the same weights; evaluated without it
 
     # the folder of the run
-    tokens_per_step = s.batch_size * s.gradient_accumulation_steps * s.seq_len
+    tokens_per_step = s.batch_size * s.gradient_accumulation_steps * seq_len
     resume_command = f"python train.py --init_from resume --out_dir {shlex.quote(s.out_dir)}"
     log = claim(out_dir, i if resumed else None)
     try:

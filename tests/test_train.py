@@ -354,7 +354,7 @@ def test_configs(name, monkeypatch):
 def test_a_flag_beats_the_file_and_the_file_beats_the_default(tmp_path):
     (tmp_path / "c.toml").write_text('n_layer = 3  # layers\nrouter = "rd"\nlearning_rate = 1\nmin_lr = 0\n')
     s, _ = train.read_settings([str(tmp_path / "c.toml"), "--router=delta", "--compile"])
-    assert (s["n_layer"], s["router"], s["n_embd"]) == (3, "delta", train.TrainConfig.n_embd)
+    assert (s["n_layer"], s["router"], s["n_embd"]) == (3, "delta", GPTConfig.n_embd)
     assert s["learning_rate"] == 1.0 and type(s["learning_rate"]) is float and s["compile"] is True
     assert s["out_dir"] == f"out/delta-3x{s['n_embd']}-s0"
 
