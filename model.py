@@ -133,8 +133,8 @@ def plain_read(query, sources, bias=None):
     alpha = logit.softmax(0)
     return (alpha.unsqueeze(-1) * s).sum(0), alpha
 
-# A router begins the reads of a run of sublayers together, with the sources that exist before the run, and finishes each
-# when its turn comes, with the sources written since. Plainly, nothing happens before the end:
+# A router begins the reads of a run of sublayers together, with the sources that exist before the run, and finishes
+# each when its turn comes, with the sources written since. Plainly, nothing happens before the end:
 
 def begin_plain(query, sources, bias):
     """Begin R reads. query: (R, D), bias: (R, n). Returns for each the `past` that finishing it takes."""
@@ -145,10 +145,11 @@ def finish_plain(query, past, recent, bias):
     sources, past_bias = past
     return plain_read(query, [*sources, *recent], torch.cat((past_bias, bias)))[0]
 
-# The fast pair gives the same numbers. The queries are known in advance, so a run's reads share one pass over the older
-# sources. It leaves each read with one tensor, their mix, and with the log-sum-exp of their logits. From then on they are
-# *one* source with that logit, beside the few recent ones (the Kimi paper decodes so). Autograd keeps only the sources,
-# which exist anyway, and a weight for each source and token: no stack, no normed copy, no product.
+# The fast pair gives the same numbers, and may be skipped on a first reading. The queries are known in advance, so a
+# run's reads share one pass over the older sources (Pass). It leaves each read with one tensor, their mix, and with the
+# log-sum-exp of their logits: from then on they are *one* source with that logit, beside the few recent ones (Read). The
+# Kimi paper decodes so. Autograd keeps only the sources, which exist anyway, and a weight for each source and token: no
+# stack, no normed copy, no product.
 
 def begin_fast(query, sources, bias):
     mix, logit = Pass.apply(query, bias, *sources)
@@ -158,10 +159,10 @@ def finish_fast(query, past, recent, bias):
     mix, logit = past
     return Read.apply(query, bias, mix, logit, *recent) if recent else mix
 
-PASS_READS = 12                         # reads that share a pass: their mixes should not leave the cache before their turn
+PASS_READS = 12                         # reads that share a pass: their mixes should still be in the cache at their turn
 
 class Pass(torch.autograd.Function):
-    """R reads of the same n sources, (..., D) each: the mixes, (R, ..., D), and the log-sum-exps of their logits, (R, ...)."""
+    """R reads of the same n sources, (..., D) each: the mixes, (R, ..., D), and the logits of these, (R, ...)."""
     @staticmethod
     @full_precision
     def forward(ctx, query, bias, *sources):
@@ -268,10 +269,10 @@ class LayerScale(nn.Module):
         return h
 
 class DepthRouter(nn.Module):
-    """What the routers with a depth read share: their queries, and how they read. Each has a `forward` of its own, and in it
+    """What the routers with a depth read share: their queries, and how they read. Each has its own `forward`, and in it
 
-        for l, past in self.reads(run, sources):                # begins the reads of a run of sublayers, from older sources
-            u = sublayers[l](*self.read(l, past, recent))       # finishes read l, with the sources the run has written
+        for l, past in self.reads(run, sources):                # begins the reads of a run of sublayers, from old sources
+            u = sublayers[l](*self.read(l, past, recent))       # finishes read l, with what the run has written
     """
     adds = False                        # Delta adds the mix to a stream that stays; else the mix replaces the stream
     decouple_v = False                  # RD: values read depth by a query of their own
@@ -390,13 +391,14 @@ class RD(Block):
 class Delta(DepthRouter):
     """Delta AttnRes: the mix of all earlier updates is added to a stream that stays (arXiv 2605.18855).
 
-        h_l = e + u_0 + .. + u_{l-1} + gate_l * mix over e, u_0, .., u_{l-1}        h_0 = e        (gate_l = 1 without gate)
+        h_l = e + u_0 + .. + u_{l-1} + gate_l * mix over e, u_0, .., u_{l-1}        h_0 = e        (no gate: gate_l = 1)
     """
     adds = True
 
     def __init__(self, config):
         super().__init__(config)
-        self.gate = None if config.route_gate is None else nn.Parameter(torch.full((2 * config.n_layer,), config.route_gate))
+        gate = None if config.route_gate is None else torch.full((2 * config.n_layer,), config.route_gate)
+        self.gate = gate if gate is None else nn.Parameter(gate)
 
     def add(self, l, stream, mixes):
         """The inputs of sublayer l: the stream and what is routed to it."""
@@ -434,7 +436,7 @@ class WAV(DepthRouter):
     """WAV v1: a block keeps directional details beside its sum, as sources with a bias of their own (arXiv 2606.06564).
 
         h_l = mix over e and, of every completed block and of the one in progress, C, D~phase, D~split
-        D_phase = sum a_i u_i, a = +1 for attention, -1 for MLP    D_split = sum r_i u_i, r = +1 in the first half, -1 after
+        D_phase = sum a_i u_i, a = +1 attention, -1 MLP     D_split = sum r_i u_i, r = +1 in the first half, -1 after
         D~ = D * min(rms(C) / rms(D), rho), the ratio detached     logit of D~: query . D~ / rms(D~) + detail_bias
     """
     def __init__(self, config):
@@ -448,7 +450,7 @@ class WAV(DepthRouter):
         return [sign[name] for name in self.config.detail_names]
 
     def past_bias(self, bias, blocks):
-        """The bias of each read on e and on the sources of so many completed blocks: (reads, 1 + details) -> (reads, n)."""
+        """The biases on e and on the sources of so many completed blocks: (reads, 1 + details) -> (reads, n)."""
         return F.pad(bias.repeat(1, blocks), (1 + self.config.null_source, 0))
 
     def match(self, c, details):
@@ -470,7 +472,7 @@ class WAV(DepthRouter):
         bias = F.pad(self.detail_bias, (1, 0))                                  # (reads, 1 + details): a sum has bias 0
         for b, block in enumerate(self.blocks):
             c = torch.zeros_like(e)
-            details = [None for _ in self.config.detail_names]                  # None: it has only added so far, so it is C
+            details = [None for _ in self.config.detail_names]                  # None: it has only added so far, and is C
             for l, past in self.reads(block, sources, self.past_bias(bias[block.start:block.stop], b)):
                 recent = [c, *self.match(c, details)] if l > block.start else []
                 u = sublayers[l](*self.read(l, past, recent, bias[l, :len(recent)]))
@@ -504,7 +506,7 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.weight.shape, self.weight, EPS)
 
 class CPURMSNorm(torch.autograd.Function):
-    """On CPUs F.rms_norm is not fused, but layer norm is: its backward pass with mean 0 lacks one term of this one's."""
+    """On CPUs F.rms_norm is not fused; layer norm is, and its backward pass with mean 0 lacks one term of this one's."""
     @staticmethod
     @full_precision
     def forward(ctx, x, weight):
@@ -519,7 +521,7 @@ class CPURMSNorm(torch.autograd.Function):
         x, weight, scale = ctx.saved_tensors
         d_x, d_weight, _ = torch.ops.aten.native_layer_norm_backward(
             g, x, weight.shape, torch.zeros_like(scale), scale, weight, None, (True, True, False))
-        mean = (g @ weight).unsqueeze(-1) / x.size(-1)                          # what layer norm takes away and rms norm does not
+        mean = (g @ weight).unsqueeze(-1) / x.size(-1)                          # layer norm takes it away, rms norm does not
         return d_x.addcmul_(mean, scale), d_weight
 
 def rotary_table(config):
@@ -529,7 +531,7 @@ def rotary_table(config):
     return torch.stack((angles.cos(), angles.sin())).unsqueeze(2)
 
 class Rotate(torch.autograd.Function):
-    """Turns each pair of x, (B, T, heads, head_dim), by its position's angle. A pair is x_i and x_{i + head_dim/2}, as in Qwen3.
+    """Turns each pair of x, (B, T, heads, head_dim), by its position's angle. As in Qwen3, a pair is x_i, x_{i + head_dim/2}.
 
     Without temporaries, and nothing but the table is kept for the backward pass, which turns back.
     """
@@ -566,7 +568,7 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = RMSNorm(config.head_dim), RMSNorm(config.head_dim)
 
     def forward(self, h, h_v=None, *, rope, cache=None):
-        """h, h_v: (B, T, D). rope: (2, T, 1, head_dim / 2), of these T positions. cache: this layer's KVCache. Returns (B, T, D)."""
+        """h, h_v: (B, T, D) -> (B, T, D). rope: (2, T, 1, head_dim / 2), of these positions. cache: this layer's KVCache."""
         x = self.norm(h)
         x_v = x if h_v is None else self.norm(h_v)
         q = self.q_proj(x).unflatten(-1, (-1, self.head_dim))                   # (B, T, n_head, head_dim)
@@ -574,10 +576,10 @@ class Attention(nn.Module):
         v = self.v_proj(x_v).unflatten(-1, (-1, self.head_dim))                 # (B, T, n_kv_head, head_dim)
         q, k = Rotate.apply(self.q_norm(q), *rope), Rotate.apply(self.k_norm(k), *rope)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)       # (B, heads, T, head_dim)
-        q, k = q.to(v.dtype), k.to(v.dtype)                                     # autocast: the norms and rotations are float32
+        q, k = q.to(v.dtype), k.to(v.dtype)                                     # under autocast they are float32 so far
         mask, causal = None, True
         if cache is not None:
-            k, v = cache.append(k, v)                                           # (B, n_kv_head, S, head_dim): S positions so far
+            k, v = cache.append(k, v)                                           # (B, n_kv_head, S, head_dim): all positions
             T, S = q.size(2), k.size(2)
             if S > T:                                                           # is_causal would align the first positions
                 mask, causal = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T), False
@@ -670,7 +672,7 @@ class GPT(nn.Module):
 
         One token a step goes through the model, with the keys and values of the others kept. When the context is full, it
         goes on from the last half of it. temperature 0 takes the likeliest token; top_k: draw from the k likeliest only.
-        generator: the torch.Generator to draw with.
+        generator: the torch.Generator to draw with. Call eval() first if the model has dropout.
         """
         cache, feed = None, idx
         for _ in range(max_new_tokens):
