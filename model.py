@@ -107,13 +107,6 @@ def wide(x):
     """x in float32 at least: sums along depth and softmaxes over it stay in float32 under autocast."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
-def full_precision(method):
-    """For the methods of an autograd function: autocast leaves them alone."""
-    def run(ctx, *args):
-        with torch.autocast(args[0].device.type, enabled=False):
-            return method(ctx, *args)
-    return run
-
 def rms(s):
     """Root mean square of each token's vector: (B, T, D) -> (B, T). One pass over s; squares would be a tensor more."""
     norm = torch.linalg.vector_norm(s, dim=-1)
@@ -152,19 +145,20 @@ def finish_plain(query, past, recent, bias):
 # stack, no normed copy, no product.
 
 def begin_fast(query, sources, bias):
-    mix, logit = Pass.apply(query, bias, *sources)
+    with torch.autocast(query.device.type, enabled=False):                      # in float32
+        mix, logit = Pass.apply(query, bias, *sources)
     return list(zip(mix, logit))
 
 def finish_fast(query, past, recent, bias):
     mix, logit = past
-    return Read.apply(query, bias, mix, logit, *recent) if recent else mix
+    with torch.autocast(query.device.type, enabled=False):
+        return Read.apply(query, bias, mix, logit, *recent) if recent else mix
 
 PASS_READS = 12                         # reads that share a pass: their mixes should still be in the cache at their turn
 
 class Pass(torch.autograd.Function):
     """R reads of the same n sources, (..., D) each: the mixes, (R, ..., D), and the logits of these, (R, ...)."""
     @staticmethod
-    @full_precision
     def forward(ctx, query, bias, *sources):
         s = wide(torch.stack(sources, -2))                                      # (B, T, n, D)
         scale = rms(s).reciprocal().unsqueeze(-1)                               # (B, T, n, 1)
@@ -177,7 +171,6 @@ class Pass(torch.autograd.Function):
         return mix.movedim(-2, 0), lse.movedim(-1, 0)
 
     @staticmethod
-    @full_precision
     def backward(ctx, d_mix, d_lse):
         query, scale, dot, alpha, *sources = ctx.saved_tensors
         s = wide(torch.stack(sources, -2))                                      # (B, T, n, D)
@@ -197,7 +190,6 @@ class Pass(torch.autograd.Function):
 class Read(torch.autograd.Function):
     """One read of its past, a mix (..., D) with its logit (...), and of n recent sources, (..., D) each: (..., D)."""
     @staticmethod
-    @full_precision
     def forward(ctx, query, bias, past, past_logit, *sources):
         s = [wide(source) for source in sources]
         norm = torch.stack([torch.linalg.vector_norm(x, dim=-1) for x in s])    # (n, B, T)
@@ -212,7 +204,6 @@ class Read(torch.autograd.Function):
         return mix
 
     @staticmethod
-    @full_precision
     def backward(ctx, g):
         query, scale, dot, alpha, mix, *sources = ctx.saved_tensors
         s = [wide(source) for source in sources]
@@ -460,7 +451,7 @@ class WAV(DepthRouter):
             target = rms(c)                                                     # (B, T)
         for d in details:
             if d is None:
-                matched.append(c if rho >= 1 else rho * c)
+                matched.append(c.view_as(c) if rho >= 1 else rho * c)           # a view: torch.compile wants no tensor twice
             else:
                 with torch.no_grad():
                     ratio = (target / rms(d)).clamp(max=rho).unsqueeze(-1)      # (B, T, 1)
@@ -508,7 +499,6 @@ class RMSNorm(nn.Module):
 class CPURMSNorm(torch.autograd.Function):
     """On CPUs F.rms_norm is not fused; layer norm is, and its backward pass with mean 0 lacks one term of this one's."""
     @staticmethod
-    @full_precision
     def forward(ctx, x, weight):
         x = wide(x)
         scale = rms(x).reciprocal().unsqueeze(-1)                               # (..., 1)
@@ -516,7 +506,6 @@ class CPURMSNorm(torch.autograd.Function):
         return (x * scale).mul_(weight)
 
     @staticmethod
-    @full_precision
     def backward(ctx, g):
         x, weight, scale = ctx.saved_tensors
         d_x, d_weight, _ = torch.ops.aten.native_layer_norm_backward(
