@@ -134,8 +134,9 @@ def begin_plain(query, sources, bias):
     return [(sources, b) for b in bias]
 
 def finish_plain(query, past, recent, bias):
-    """Finish one read, (B, T, D). query: (D), recent: the sources written since it began, bias: one for each of these."""
+    """Finish one read, (B, T, D). query: (D), recent: the sources written since it began, bias: theirs; None is 0."""
     sources, past_bias = past
+    bias = query.new_zeros(len(recent)) if bias is None else bias
     return plain_read(query, [*sources, *recent], torch.cat((past_bias, bias)))[0]
 
 # The fast pair gives the same numbers, and may be skipped on a first reading. The queries are known in advance, so a
@@ -195,17 +196,18 @@ class Read(torch.autograd.Function):
         norm = torch.stack([torch.linalg.vector_norm(x, dim=-1) for x in s])    # (n, B, T)
         scale = (norm * norm / query.numel() + EPS).rsqrt()                     # 1 / rms
         dot = torch.stack([x @ query for x in s]) * scale                       # (n, B, T)
-        logit = dot + bias.view(-1, *[1] * past_logit.dim())
+        logit = dot if bias is None else dot + bias.view(-1, *[1] * past_logit.dim())
         alpha = torch.cat((past_logit.unsqueeze(0), logit)).softmax(0).unsqueeze(-1)    # (1 + n, B, T, 1)
-        mix = past * alpha[0]
-        for x, a in zip(s, alpha[1:]):
+        a_past, *a_sources = alpha.unbind()
+        mix = past * a_past
+        for x, a in zip(s, a_sources):
             mix.addcmul_(x, a)
-        ctx.save_for_backward(query, scale, dot, alpha, mix, *sources)
+        ctx.save_for_backward(query, bias, scale, dot, alpha, mix, *sources)
         return mix
 
     @staticmethod
     def backward(ctx, g):
-        query, scale, dot, alpha, mix, *sources = ctx.saved_tensors
+        query, bias, scale, dot, alpha, mix, *sources = ctx.saved_tensors
         s = [wide(source) for source in sources]
         d_alpha = torch.stack([(g * x).sum(-1) for x in s])                     # (n, B, T)
         d_logit = alpha[1:].squeeze(-1) * (d_alpha - (g * mix).sum(-1))         # (n, B, T)
@@ -214,7 +216,7 @@ class Read(torch.autograd.Function):
         d_sources = [(g * a).addcmul_(d.unsqueeze(-1), query).addcmul_(t.unsqueeze(-1), x, value=-1)
                      for x, a, d, t in zip(s, alpha[1:], d_dot, through_rms)]
         d_query = sum(d.flatten() @ x.flatten(0, -2) for x, d in zip(s, d_dot))
-        d_bias = d_logit.flatten(1).sum(1)
+        d_bias = None if bias is None else d_logit.flatten(1).sum(1)
         return d_query, d_bias, g * alpha[0], -d_logit.sum(0), *d_sources       # the logits' gradients add up to 0
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -312,8 +314,6 @@ class DepthRouter(nn.Module):
 
         One input, h, or at a decoupled attention two, h for queries and keys and h_v for values. bias: (len(recent)).
         """
-        if bias is None:
-            bias = self.query.new_zeros(len(recent))
         mixes = [self.finish(query, route, recent, bias) for query, route in zip(self.queries(l), past)]
         return [sum(mixes) / len(mixes)] if self.config.rd_control == "average" else mixes
 
@@ -492,7 +492,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x):
-        if x.device.type == "cpu":
+        if x.device.type == "cpu" and torch.is_grad_enabled():
             return CPURMSNorm.apply(x, self.weight)
         return F.rms_norm(x, self.weight.shape, self.weight, EPS)
 
@@ -514,16 +514,20 @@ class CPURMSNorm(torch.autograd.Function):
         return d_x.addcmul_(mean, scale), d_weight
 
 def rotary_table(config):
-    """cos and sin of each position's angles, (2, seq_len, 1, head_dim / 2)."""
+    """cos and signed sin of each position's angles, (2, seq_len, 1, head_dim)."""
     freqs = config.rope_theta ** (-torch.arange(0, config.head_dim, 2).double() / config.head_dim)
     angles = torch.outer(torch.arange(config.seq_len).double(), freqs)          # (seq_len, head_dim / 2)
-    return torch.stack((angles.cos(), angles.sin())).unsqueeze(2)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))).unsqueeze(2)
+
+def rotate(x, cos, sin):
+    """Turn each pair of x, (B, T, heads, head_dim), by its position's angle. As in Qwen3, a pair is x_i, x_{i + head_dim/2}."""
+    if torch.is_grad_enabled():
+        return Rotate.apply(x, cos, sin)
+    return turn(x, cos, sin)
 
 class Rotate(torch.autograd.Function):
-    """Turns each pair of x, (B, T, heads, head_dim), by its position's angle. As in Qwen3, a pair is x_i, x_{i + head_dim/2}.
-
-    Without temporaries, and nothing but the table is kept for the backward pass, which turns back.
-    """
+    """Nothing but the table is kept for the backward pass, which turns back."""
     @staticmethod
     def forward(ctx, x, cos, sin):
         ctx.save_for_backward(cos, sin)
@@ -535,11 +539,10 @@ class Rotate(torch.autograd.Function):
         return turn(g, cos, -sin), None, None
 
 def turn(x, cos, sin):
-    a, b = x.chunk(2, -1)                                                       # (B, T, heads, head_dim / 2) each
-    y = x * torch.cat((cos, cos), -1)
-    y_a, y_b = y.chunk(2, -1)
-    y_a.addcmul_(b, sin, value=-1)
-    y_b.addcmul_(a, sin)
+    half = x.size(-1) // 2
+    y = x * cos
+    y[..., :half].addcmul_(x[..., half:], sin[..., :half])                      # in place: no temporaries
+    y[..., half:].addcmul_(x[..., :half], sin[..., half:])
     return y
 
 class Attention(nn.Module):
@@ -557,13 +560,13 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = RMSNorm(config.head_dim), RMSNorm(config.head_dim)
 
     def forward(self, h, h_v=None, *, rope, cache=None):
-        """h, h_v: (B, T, D) -> (B, T, D). rope: (2, T, 1, head_dim / 2), of these positions. cache: this layer's KVCache."""
+        """h, h_v: (B, T, D) -> (B, T, D). rope: cos and sin of these positions. cache: this layer's KVCache."""
         x = self.norm(h)
         x_v = x if h_v is None else self.norm(h_v)
         q = self.q_proj(x).unflatten(-1, (-1, self.head_dim))                   # (B, T, n_head, head_dim)
         k = self.k_proj(x).unflatten(-1, (-1, self.head_dim))                   # (B, T, n_kv_head, head_dim)
         v = self.v_proj(x_v).unflatten(-1, (-1, self.head_dim))                 # (B, T, n_kv_head, head_dim)
-        q, k = Rotate.apply(self.q_norm(q), *rope), Rotate.apply(self.k_norm(k), *rope)
+        q, k = rotate(self.q_norm(q), *rope), rotate(self.k_norm(k), *rope)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)       # (B, heads, T, head_dim)
         q, k = q.to(v.dtype), k.to(v.dtype)                                     # under autocast they are float32 so far
         mask, causal = None, True
@@ -643,7 +646,7 @@ class GPT(nn.Module):
         stop = start + idx.size(1)
         if stop > self.config.seq_len:
             raise ValueError(f"{stop} tokens are longer than the model's context; seq_len is {self.config.seq_len}.")
-        rope = self.rope[:, start:stop]
+        rope = self.rope[:, start:stop].unbind()                                # cos and sin, (T, 1, head_dim) each
         attention = [functools.partial(f, rope=rope, cache=cache[i] if cache else None)
                      for i, f in enumerate(self.sublayers[0::2])]
         sublayers = [f for layer in zip(attention, self.sublayers[1::2]) for f in layer]
