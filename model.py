@@ -107,10 +107,14 @@ def wide(x):
     """x in float32 at least: sums along depth and softmaxes over it stay in float32 under autocast."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
+def mean_squares(tensors):
+    """rms^2 of n tensors, (B, T, D) each, token by token: (n, B, T). In one pass: squares would be a tensor more."""
+    norm = torch.stack([torch.linalg.vector_norm(x, dim=-1) for x in tensors])
+    return norm * norm / tensors[0].size(-1) + EPS
+
 def rms(s):
-    """Root mean square of each token's vector: (B, T, D) -> (B, T). One pass over s; squares would be a tensor more."""
-    norm = torch.linalg.vector_norm(s, dim=-1)
-    return (norm * norm / s.size(-1) + EPS).sqrt()
+    """Root mean square of each token's vector: (B, T, D) -> (B, T)."""
+    return mean_squares([s])[0].sqrt()
 
 def plain_read(query, sources, bias=None):
     """The depth read by its definition (Attention Residuals, section 3, without the gain on its keys).
@@ -193,8 +197,7 @@ class Read(torch.autograd.Function):
     @staticmethod
     def forward(ctx, query, bias, past, past_logit, *sources):
         s = [wide(source) for source in sources]
-        norm = torch.stack([torch.linalg.vector_norm(x, dim=-1) for x in s])    # (n, B, T)
-        scale = (norm * norm / query.numel() + EPS).rsqrt()                     # 1 / rms
+        scale = mean_squares(s).rsqrt()                                         # (n, B, T): 1 / rms
         dot = torch.stack([x @ query for x in s]) * scale                       # (n, B, T)
         logit = dot if bias is None else dot + bias.view(-1, *[1] * past_logit.dim())
         alpha = torch.cat((past_logit.unsqueeze(0), logit)).softmax(0).unsqueeze(-1)    # (1 + n, B, T, 1)
@@ -446,17 +449,12 @@ class WAV(DepthRouter):
 
     def match(self, c, details):
         """D~: each detail scaled, token by token, to be as loud as its C, but by no more than rho."""
-        rho, matched = self.config.rho, []
+        rho, own = self.config.rho, [d for d in details if d is not None]
         with torch.no_grad():
-            target = rms(c)                                                     # (B, T)
-        for d in details:
-            if d is None:
-                matched.append(c.view_as(c) if rho >= 1 else rho * c)           # a view: torch.compile wants no tensor twice
-            else:
-                with torch.no_grad():
-                    ratio = (target / rms(d)).clamp(max=rho).unsqueeze(-1)      # (B, T, 1)
-                matched.append(d * ratio)
-        return matched
+            squares = mean_squares([c, *own])                                   # (1 + n, B, T)
+            ratios = iter((squares[0] / squares[1:]).sqrt().clamp(max=rho).unsqueeze(-1))       # n of (B, T, 1)
+        return [d * next(ratios) if d is not None else          # a detail that is C is a view: compiling wants no tensor twice
+                c.view_as(c) if rho >= 1 else rho * c for d in details]
 
     def forward(self, e, sublayers):
         sources, sums = self.first_sources(e), self.first_sources(e)
@@ -492,6 +490,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x):
+        x = wide(x)
         if x.device.type == "cpu" and torch.is_grad_enabled():
             return CPURMSNorm.apply(x, self.weight)
         return F.rms_norm(x, self.weight.shape, self.weight, EPS)
@@ -500,7 +499,6 @@ class CPURMSNorm(torch.autograd.Function):
     """On CPUs F.rms_norm is not fused; layer norm is, and its backward pass with mean 0 lacks one term of this one's."""
     @staticmethod
     def forward(ctx, x, weight):
-        x = wide(x)
         scale = rms(x).reciprocal().unsqueeze(-1)                               # (..., 1)
         ctx.save_for_backward(x, weight, scale)
         return (x * scale).mul_(weight)
