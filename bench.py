@@ -23,7 +23,7 @@ import torch
 from tqdm import tqdm
 
 from common import Parser, UserError, atomic_write, autocast, convert, peak_mem_mb, pick_device, pick_dtype, run
-from model import GPT, GPTConfig, ROUTERS
+from model import GPT, GPTConfig
 
 @dataclass
 class BenchConfig:
