@@ -22,7 +22,8 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from common import Parser, UserError, atomic_write, autocast, convert, peak_mem_mb, pick_device, pick_dtype, run
+from common import (Parser, UserError, atomic_write, autocast, convert, keep_freed_memory, peak_mem_mb, pick_device,
+                    pick_dtype, run)
 from model import GPT, GPTConfig
 
 @dataclass
@@ -45,6 +46,7 @@ def worker(pipe, bench: BenchConfig, config: GPTConfig):
     try:
         if bench.threads:
             torch.set_num_threads(bench.threads)
+        keep_freed_memory()
         torch.manual_seed(0)
         torch.set_float32_matmul_precision("high")
         model = GPT(config).to(bench.device)

@@ -105,16 +105,17 @@ class GPTConfig:
 
 def wide(x):
     """x in float32 at least: sums along depth and softmaxes over it stay in float32 under autocast."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x.float() if x.dtype.itemsize < 4 else x
+
+def mean_square(x):
+    """rms^2 of each vector: (..., D) -> (...). In one pass over x: its squares would be a tensor more."""
+    norm = torch.linalg.vector_norm(x, dim=-1)
+    return norm * norm / x.size(-1) + EPS
 
 def mean_squares(tensors):
-    """rms^2 of n tensors, (B, T, D) each, token by token: (n, B, T). In one pass: squares would be a tensor more."""
+    """The same of n tensors, (B, T, D) each: (n, B, T)."""
     norm = torch.stack([torch.linalg.vector_norm(x, dim=-1) for x in tensors])
     return norm * norm / tensors[0].size(-1) + EPS
-
-def rms(s):
-    """Root mean square of each token's vector: (B, T, D) -> (B, T)."""
-    return mean_squares([s])[0].sqrt()
 
 def plain_read(query, sources, bias=None):
     """The depth read by its definition (Attention Residuals, section 3, without the gain on its keys).
@@ -150,29 +151,45 @@ def finish_plain(query, past, recent, bias):
 # stack, no normed copy, no product.
 
 def begin_fast(query, sources, bias):
+    numbers = len(sources) * sources[0].numel()
     with torch.autocast(query.device.type, enabled=False):                      # in float32
-        mix, logit = Pass.apply(query, bias, *sources)
+        if query.device.type != "cpu" or numbers <= PASS_NUMBERS:
+            mix, logit = apply(Pass, query, bias, *sources)                     # (R, B, T, D), (R, B, T)
+        else:
+            parts = zip(*(s.flatten(0, 1).chunk(math.ceil(numbers / PASS_NUMBERS)) for s in sources))
+            mix, logit = (torch.cat(x, 1).unflatten(1, sources[0].shape[:2])    # (R, B T, ...) -> (R, B, T, ...)
+                          for x in zip(*(apply(Pass, query, bias, *part) for part in parts)))
     return list(zip(mix, logit))
 
 def finish_fast(query, past, recent, bias):
-    mix, logit = past
+    if not recent:
+        return past[0]
     with torch.autocast(query.device.type, enabled=False):
-        return Read.apply(query, bias, mix, logit, *recent) if recent else mix
+        return apply(Read, query, bias, *past, *recent)
+
+def apply(function, *args):
+    """An autograd function; where no gradient is wanted, its forward alone, without a ctx: a token's decoding is short."""
+    return function.apply(*args) if torch.is_grad_enabled() else function.forward(None, *args)
 
 PASS_READS = 12                         # reads that share a pass: their mixes should still be in the cache at their turn
+PASS_NUMBERS = 6 * 2**20                # on a CPU, of all sources of a pass: C libraries map larger tensors anew each time
 
 class Pass(torch.autograd.Function):
-    """R reads of the same n sources, (..., D) each: the mixes, (R, ..., D), and the logits of these, (R, ...)."""
+    """R reads of the same n sources, (B, T, D) or (tokens, D): the mixes, (R, B, T, D), and their logits, (R, B, T)."""
     @staticmethod
     def forward(ctx, query, bias, *sources):
         s = wide(torch.stack(sources, -2))                                      # (B, T, n, D)
-        scale = rms(s).reciprocal().unsqueeze(-1)                               # (B, T, n, 1)
+        scale = mean_square(s).rsqrt().unsqueeze(-1)                            # (B, T, n, 1): 1 / rms
         dot = (s @ query.T) * scale                                             # (B, T, n, R)
         logit = dot + bias.T
-        lse = logit.logsumexp(-2)                                               # (B, T, R)
-        alpha = (logit - lse.unsqueeze(-2)).exp()                               # (B, T, n, R)
+        largest = logit.amax(-2, keepdim=True)                                  # (B, T, 1, R)
+        alpha = (logit - largest).exp()                                         # (B, T, n, R)
+        total = alpha.sum(-2, keepdim=True)                                     # (B, T, 1, R)
+        alpha = alpha / total
         mix = alpha.mT @ s                                                      # (B, T, R, D)
-        ctx.save_for_backward(query, scale, dot, alpha, *sources)
+        lse = (largest + total.log()).squeeze(-2)                               # (B, T, R): log-sum-exp of the logits
+        if ctx:
+            ctx.save_for_backward(query, scale, dot, alpha, *sources)
         return mix.movedim(-2, 0), lse.movedim(-1, 0)
 
     @staticmethod
@@ -205,7 +222,8 @@ class Read(torch.autograd.Function):
         mix = past * a_past
         for x, a in zip(s, a_sources):
             mix.addcmul_(x, a)
-        ctx.save_for_backward(query, bias, scale, dot, alpha, mix, *sources)
+        if ctx:
+            ctx.save_for_backward(query, bias, scale, dot, alpha, mix, *sources)
         return mix
 
     @staticmethod
@@ -303,14 +321,17 @@ class DepthRouter(nn.Module):
         """
         if bias is None:
             bias = self.query.new_zeros(len(run), len(sources))
-        for part, b in zip(passes(run), bias.split(PASS_READS)):
-            pasts = [[past] for past in self.begin(self.query[part.start:part.stop], sources, b)]
-            attentions = pasts[::2] if part.start < self.head else []
-            if self.query_v is not None and attentions:
-                query_v = self.query_v[part.start // 2:part.start // 2 + len(attentions)]
-                for routes, past in zip(attentions, self.begin(query_v, sources, b[::2])):
-                    routes.append(past)
-            yield from zip(part, pasts)
+        size = PASS_READS if self.query_v is None else PASS_READS * 2 // 3      # sublayers: half of them have two reads
+        for part, b in zip(passes(run, size), bias.split(size)):
+            query = self.query[part.start:part.stop]                            # (R, D)
+            if self.query_v is not None and part.start < self.head:             # the attentions' other routes, after all
+                query = torch.cat((query, self.query_v[part.start // 2:(part.stop + 1) // 2]))
+                b = torch.cat((b, b[::2]))
+            pasts = self.begin(query, sources, b)
+            routes = [[past] for past in pasts[:len(part)]]
+            for attention, past in zip(routes[::2], pasts[len(part):]):
+                attention.append(past)
+            yield from zip(part, routes)
 
     def read(self, l, past, recent=(), bias=None):
         """Finish read l with the sources that its run has written: the list of the sublayer's inputs, (B, T, D) each.
@@ -325,9 +346,9 @@ class DepthRouter(nn.Module):
         (l, past), = self.reads(range(self.head, self.head + 1), sources, bias)
         return self.read(l, past)[0]
 
-def passes(run):
+def passes(run, size=PASS_READS):
     """A range of sublayers, cut where a new pass begins."""
-    return [run[i:i + PASS_READS] for i in range(0, len(run), PASS_READS)]
+    return [run[i:i + size] for i in range(0, len(run), size)]
 
 class AttnRes(DepthRouter):
     """Attention Residuals: every earlier update is a source, and the mix replaces the stream (arXiv 2603.15031).
@@ -499,7 +520,7 @@ class CPURMSNorm(torch.autograd.Function):
     """On CPUs F.rms_norm is not fused; layer norm is, and its backward pass with mean 0 lacks one term of this one's."""
     @staticmethod
     def forward(ctx, x, weight):
-        scale = rms(x).reciprocal().unsqueeze(-1)                               # (..., 1)
+        scale = mean_square(x).rsqrt().unsqueeze(-1)                            # (..., 1)
         ctx.save_for_backward(x, weight, scale)
         return (x * scale).mul_(weight)
 
@@ -509,7 +530,7 @@ class CPURMSNorm(torch.autograd.Function):
         d_x, d_weight, _ = torch.ops.aten.native_layer_norm_backward(
             g, x, weight.shape, torch.zeros_like(scale), scale, weight, None, (True, True, False))
         mean = (g @ weight).unsqueeze(-1) / x.size(-1)                          # layer norm takes it away, rms norm does not
-        return d_x.addcmul_(mean, scale), d_weight
+        return d_x.add_(mean * scale), d_weight
 
 def rotary_table(config):
     """cos and signed sin of each position's angles, (2, seq_len, 1, head_dim)."""
@@ -520,15 +541,14 @@ def rotary_table(config):
 
 def rotate(x, cos, sin):
     """Turn each pair of x, (B, T, heads, head_dim), by its position's angle. As in Qwen3, a pair is x_i, x_{i + head_dim/2}."""
-    if torch.is_grad_enabled():
-        return Rotate.apply(x, cos, sin)
-    return turn(x, cos, sin)
+    return apply(Rotate, x, cos, sin)
 
 class Rotate(torch.autograd.Function):
     """Nothing but the table is kept for the backward pass, which turns back."""
     @staticmethod
     def forward(ctx, x, cos, sin):
-        ctx.save_for_backward(cos, sin)
+        if ctx:
+            ctx.save_for_backward(cos, sin)
         return turn(x, cos, sin)
 
     @staticmethod
@@ -537,11 +557,7 @@ class Rotate(torch.autograd.Function):
         return turn(g, cos, -sin), None, None
 
 def turn(x, cos, sin):
-    half = x.size(-1) // 2
-    y = x * cos
-    y[..., :half].addcmul_(x[..., half:], sin[..., :half])                      # in place: no temporaries
-    y[..., half:].addcmul_(x[..., :half], sin[..., half:])
-    return y
+    return (x * cos).addcmul_(x.roll(x.size(-1) // 2, -1), sin)                 # the other of each pair, times -+ sin
 
 class Attention(nn.Module):
     """Causal attention. Queries and keys are made from h, values from h_v, which is h unless the read is decoupled."""
@@ -571,15 +587,16 @@ class Attention(nn.Module):
         if cache is not None:
             k, v = cache.append(k, v)                                           # (B, n_kv_head, S, head_dim): all positions
             T, S = q.size(2), k.size(2)
-            if S > T:                                                           # is_causal would align the first positions
-                mask, causal = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T), False
+            causal = S == T                                                     # is_causal aligns the first positions
+            if 1 < T < S:
+                mask = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
         u = F.scaled_dot_product_attention(q, k, v, mask, self.dropout if self.training else 0.0, causal,
                                            enable_gqa=self.grouped)
         u = self.o_proj(u.transpose(1, 2).flatten(2))                           # (B, T, n_head, head_dim) -> (B, T, D)
         return F.dropout(u, self.dropout, self.training)
 
 class MLP(nn.Module):
-    """SwiGLU."""
+    """SwiGLU: down(silu(gate(x)) * up(x))."""
     def __init__(self, config):
         super().__init__()
         self.dropout = config.dropout
@@ -590,8 +607,21 @@ class MLP(nn.Module):
 
     def forward(self, h):
         x = self.norm(h)
-        u = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))         # (B, T, D) -> mlp_hidden -> D
+        u = self.down_proj(apply(SwiGLU, self.gate_proj(x), self.up_proj(x)))   # (B, T, D) -> mlp_hidden -> D
         return F.dropout(u, self.dropout, self.training)
+
+class SwiGLU(torch.autograd.Function):
+    """silu(gate) * up. Autograd would keep silu(gate) too, the widest tensor in a layer; here it is made again."""
+    @staticmethod
+    def forward(ctx, gate, up):
+        if ctx:
+            ctx.save_for_backward(gate, up)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx, g):
+        gate, up = ctx.saved_tensors
+        return torch.ops.aten.silu_backward(g * up, gate), F.silu(gate).mul_(g)
 
 class KVCache:
     """One layer's keys and values of the positions so far, (B, n_kv_head, seq_len, head_dim), filled from the front."""
@@ -602,9 +632,10 @@ class KVCache:
         if self.kv is None:
             B, heads, _, width = k.shape
             self.kv = k.new_empty(2, B, heads, self.seq_len, width)
-        start, self.length = self.length, self.length + k.size(2)
-        self.kv[0, :, :, start:self.length], self.kv[1, :, :, start:self.length] = k, v
-        return self.kv[:, :, :, :self.length]
+        for new, old in zip((k, v), self.kv.narrow(3, self.length, k.size(2))):
+            old.copy_(new)
+        self.length += k.size(2)
+        return self.kv.narrow(3, 0, self.length)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The model

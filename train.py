@@ -26,8 +26,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from common import (Parser, UserError, atomic_write, autocast, explain, load_checkpoint, nearest, peak_mem_mb,
-                    pick_device, pick_dtype, run, save_checkpoint)
+from common import (Parser, UserError, atomic_write, autocast, explain, keep_freed_memory, load_checkpoint, nearest,
+                    peak_mem_mb, pick_device, pick_dtype, run, save_checkpoint)
 from data import load_data
 from model import GPT, GPTConfig
 
@@ -291,6 +291,7 @@ def main(argv) -> None:
 
     # model and optimizer
     config = replace(config, vocab_size=vocab_size)
+    keep_freed_memory()
     torch.manual_seed(s.seed)
     model = GPT(config).to(device)
     if resumed:

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+import model as model_module
 import reference
 from toys import (ADDITIVE, D, MIXING, TOLERANCE, Recorder, agree, build, by_model, by_reference, error, label, problem,
                   settings, toy_sublayers)
@@ -119,6 +120,14 @@ def test_strided_sources(router):
     toys = [lambda *h, l=l: torch.tensor(0.1 * l + 0.1, dtype=torch.float64).expand(e.shape) for l in range(6)]
     want = reference.ROUTERS[router](p, c, e, toys)
     assert error(build(c, p)(view, toys).detach(), want) <= TOLERANCE
+
+@pytest.mark.parametrize("router", MIXING)
+def test_passes_in_parts(router, monkeypatch):
+    """On a CPU a pass over large sources goes through their tokens in parts; here three tokens at a time, or fewer."""
+    monkeypatch.setattr(model_module, "PASS_NUMBERS", 3 * D)
+    c = settings(router, 5, 3, decouple_v=True)
+    case = problem(c)
+    agree(by_model(c, *case), by_reference(c, *case))
 
 @pytest.mark.parametrize("B, T", [(1, 1), (3, 1), (1, 5)])
 def test_shapes(B, T):
