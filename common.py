@@ -1,6 +1,7 @@
 """What the scripts share: errors that are sentences, files that are whole or absent, settings from TOML and flags."""
 import argparse
 import contextlib
+import ctypes
 import dataclasses
 import difflib
 import errno
@@ -246,13 +247,14 @@ def autocast(device: str, dtype: str):
     return torch.autocast(device.split(":")[0], dtype=torch.bfloat16)
 
 def keep_freed_memory() -> None:
-    """On Linux, let freed tensors up to 32 MiB stay with the process, ready for the next step: 3 to 15 % of its time.
+    """On Linux, let freed tensors up to 32 MiB (more is not possible) stay with the process: 3 to 15 % of a step's time.
 
     glibc gives freed memory back to the system above a threshold, and to get it again costs a page fault every 4 KiB.
-    It raises the threshold to the largest block freed so far, and 32 MiB is the largest that it considers.
     """
-    import torch
-    torch.empty(2**25 - 2**16, dtype=torch.uint8)                       # made and freed
+    with contextlib.suppress(AttributeError, OSError, TypeError):       # another C library: as it is
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(-3, 2**25)                                              # M_MMAP_THRESHOLD, from malloc.h
+        mallopt(-1, -1)                                                 # M_TRIM_THRESHOLD: never
 
 def peak_mem_mb(device: str) -> float:
     """The most memory so far, in MiB: what torch's allocator held on a card, the resident set of the process elsewhere."""

@@ -108,14 +108,18 @@ def wide(x):
     return x.float() if x.dtype.itemsize < 4 else x
 
 def mean_square(x):
-    """rms^2 of each vector: (..., D) -> (...). In one pass over x: its squares would be a tensor more."""
+    """Of each vector: (..., D) -> (...). In one pass over x: its squares would be a tensor more."""
     norm = torch.linalg.vector_norm(x, dim=-1)
-    return norm * norm / x.size(-1) + EPS
+    return norm * norm / x.size(-1)
 
 def mean_squares(tensors):
     """The same of n tensors, (B, T, D) each: (n, B, T)."""
     norm = torch.stack([torch.linalg.vector_norm(x, dim=-1) for x in tensors])
-    return norm * norm / tensors[0].size(-1) + EPS
+    return norm * norm / tensors[0].size(-1)
+
+def scaled(sources, ratio):
+    """n sources, (B, T, D) each, times their ratio, (n, B, T); None: as they are."""
+    return sources if ratio is None else [s * r for s, r in zip(sources, ratio.unsqueeze(-1))]
 
 def plain_read(query, sources, bias=None):
     """The depth read by its definition (Attention Residuals, section 3, without the gain on its keys).
@@ -138,11 +142,12 @@ def begin_plain(query, sources, bias):
     """Begin R reads. query: (R, D), bias: (R, n). Returns for each the `past` that finishing it takes."""
     return [(sources, b) for b in bias]
 
-def finish_plain(query, past, recent, bias):
-    """Finish one read, (B, T, D). query: (D), recent: the sources written since it began, bias: theirs; None is 0."""
+def finish_plain(query, past, recent, bias, ratio):
+    """Finish one read, (B, T, D). query: (D), recent: n sources written since it began, bias, (n), and ratio, (n, B, T):
+    theirs, on their logits and to scale them by; None is 0, and 1."""
     sources, past_bias = past
     bias = query.new_zeros(len(recent)) if bias is None else bias
-    return plain_read(query, [*sources, *recent], torch.cat((past_bias, bias)))[0]
+    return plain_read(query, [*sources, *scaled(recent, ratio)], torch.cat((past_bias, bias)))[0]
 
 # The fast pair gives the same numbers, and may be skipped on a first reading. The queries are known in advance, so a
 # run's reads share one pass over the older sources (Pass). It leaves each read with one tensor, their mix, and with the
@@ -161,11 +166,22 @@ def begin_fast(query, sources, bias):
                           for x in zip(*(apply(Pass, query, bias, *part) for part in parts)))
     return list(zip(mix, logit))
 
-def finish_fast(query, past, recent, bias):
+def finish_fast(query, past, recent, bias, ratio):
     if not recent:
-        return past[0]
+        return past[0].clone()                                                  # a view would keep all mixes of its pass
+    if ratio is not None:
+        recent, bias, ratio = merged(recent, bias, ratio)
     with torch.autocast(query.device.type, enabled=False):
-        return apply(Read, query, bias, *past, *recent)
+        return apply(Read, query, bias, ratio, *past, *recent)
+
+def merged(recent, bias, ratio):
+    """Where the first source comes again, as a detail of WAV does that has only added: one source with both weights."""
+    others = [i for i, s in enumerate(recent) if s is not recent[0]]
+    if len(others) == len(recent) - 1:
+        return recent, bias, ratio
+    same = [i for i in range(len(recent)) if i not in others]
+    bias = torch.cat((bias[same].logsumexp(0, keepdim=True), bias[others]))
+    return [recent[i] for i in (0, *others)], bias, ratio[[0, *others]]
 
 def apply(function, *args):
     """An autograd function; where no gradient is wanted, its forward alone, without a ctx: a token's decoding is short."""
@@ -179,7 +195,7 @@ class Pass(torch.autograd.Function):
     @staticmethod
     def forward(ctx, query, bias, *sources):
         s = wide(torch.stack(sources, -2))                                      # (B, T, n, D)
-        scale = mean_square(s).rsqrt().unsqueeze(-1)                            # (B, T, n, 1): 1 / rms
+        scale = (mean_square(s) + EPS).rsqrt().unsqueeze(-1)                    # (B, T, n, 1): 1 / rms
         dot = (s @ query.T) * scale                                             # (B, T, n, R)
         logit = dot + bias.T
         largest = logit.amax(-2, keepdim=True)                                  # (B, T, 1, R)
@@ -210,35 +226,40 @@ class Pass(torch.autograd.Function):
         return d_query, d_bias, *d_s.unbind(-2)
 
 class Read(torch.autograd.Function):
-    """One read of its past, a mix (..., D) with its logit (...), and of n recent sources, (..., D) each: (..., D)."""
+    """One read of its past, a mix (B, T, D) with its logit (B, T), and of n recent sources times their ratio: (B, T, D)."""
     @staticmethod
-    def forward(ctx, query, bias, past, past_logit, *sources):
+    def forward(ctx, query, bias, ratio, past, past_logit, *sources):
         s = [wide(source) for source in sources]
-        scale = mean_squares(s).rsqrt()                                         # (n, B, T): 1 / rms
+        square = mean_squares(s)                                                # (n, B, T)
+        if ratio is None:
+            scale = (square + EPS).rsqrt()                                      # 1 / rms
+        else:                                                                   # scaling weights: tensors are larger
+            scale = ratio * (ratio * ratio * square + EPS).rsqrt()
         dot = torch.stack([x @ query for x in s]) * scale                       # (n, B, T)
-        logit = dot if bias is None else dot + bias.view(-1, *[1] * past_logit.dim())
-        alpha = torch.cat((past_logit.unsqueeze(0), logit)).softmax(0).unsqueeze(-1)    # (1 + n, B, T, 1)
-        a_past, *a_sources = alpha.unbind()
-        mix = past * a_past
-        for x, a in zip(s, a_sources):
-            mix.addcmul_(x, a)
+        logit = dot if bias is None else dot + bias[:, None, None]
+        alpha = torch.cat((past_logit.unsqueeze(0), logit)).softmax(0)          # (1 + n, B, T)
+        weight = alpha[1:] if ratio is None else alpha[1:] * ratio              # (n, B, T)
+        mix = past * alpha[0].unsqueeze(-1)                                     # (B, T, D)
+        for x, w in zip(s, weight.unsqueeze(-1)):
+            mix.addcmul_(x, w)
         if ctx:
-            ctx.save_for_backward(query, bias, scale, dot, alpha, mix, *sources)
+            ctx.save_for_backward(query, bias, scale, dot, alpha, weight, mix, *sources)
         return mix
 
     @staticmethod
     def backward(ctx, g):
-        query, bias, scale, dot, alpha, mix, *sources = ctx.saved_tensors
+        query, bias, scale, dot, alpha, weight, mix, *sources = ctx.saved_tensors
         s = [wide(source) for source in sources]
-        d_alpha = torch.stack([(g * x).sum(-1) for x in s])                     # (n, B, T)
-        d_logit = alpha[1:].squeeze(-1) * (d_alpha - (g * mix).sum(-1))         # (n, B, T)
+        d_weight = torch.stack([(g * x).sum(-1) for x in s])                    # (n, B, T)
+        d_logit = weight * d_weight - alpha[1:] * (g * mix).sum(-1)             # (n, B, T)
         d_dot = d_logit * scale
         through_rms = d_dot * dot * scale / query.numel()                       # (n, B, T)
-        d_sources = [(g * a).addcmul_(d.unsqueeze(-1), query).addcmul_(t.unsqueeze(-1), x, value=-1)
-                     for x, a, d, t in zip(s, alpha[1:], d_dot, through_rms)]
+        d_sources = [(g * w).addcmul_(d, query).addcmul_(t, x, value=-1)
+                     for x, w, d, t in zip(s, *(y.unsqueeze(-1) for y in (weight, d_dot, through_rms)))]
         d_query = sum(d.flatten() @ x.flatten(0, -2) for x, d in zip(s, d_dot))
         d_bias = None if bias is None else d_logit.flatten(1).sum(1)
-        return d_query, d_bias, g * alpha[0], -d_logit.sum(0), *d_sources       # the logits' gradients add up to 0
+        d_past = g * alpha[0].unsqueeze(-1)
+        return d_query, d_bias, None, d_past, -d_logit.sum(0), *d_sources       # the logits' gradients add up to 0
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The routers. forward(e, sublayers): e (B, T, D) is the token embedding, sublayers a list of 2L callables that return
@@ -333,12 +354,13 @@ class DepthRouter(nn.Module):
                 attention.append(past)
             yield from zip(part, routes)
 
-    def read(self, l, past, recent=(), bias=None):
+    def read(self, l, past, recent=(), bias=None, ratio=None):
         """Finish read l with the sources that its run has written: the list of the sublayer's inputs, (B, T, D) each.
 
-        One input, h, or at a decoupled attention two, h for queries and keys and h_v for values. bias: (len(recent)).
+        One input, h, or at a decoupled attention two, h for queries and keys and h_v for values. bias: (len(recent)) on
+        their logits, ratio: (len(recent), B, T) to scale them by.
         """
-        mixes = [self.finish(query, route, recent, bias) for query, route in zip(self.queries(l), past)]
+        mixes = [self.finish(query, route, recent, bias, ratio) for query, route in zip(self.queries(l), past)]
         return [sum(mixes) / len(mixes)] if self.config.rd_control == "average" else mixes
 
     def read_head(self, sources, bias=None):
@@ -468,28 +490,29 @@ class WAV(DepthRouter):
         """The biases on e and on the sources of so many completed blocks: (reads, 1 + details) -> (reads, n)."""
         return F.pad(bias.repeat(1, blocks), (1 + self.config.null_source, 0))
 
-    def match(self, c, details):
-        """D~: each detail scaled, token by token, to be as loud as its C, but by no more than rho."""
-        rho, own = self.config.rho, [d for d in details if d is not None]
-        with torch.no_grad():
-            squares = mean_squares([c, *own])                                   # (1 + n, B, T)
-            ratios = iter((squares[0] / squares[1:]).sqrt().clamp(max=rho).unsqueeze(-1))       # n of (B, T, 1)
-        return [d * next(ratios) if d is not None else          # a detail that is C is a view: compiling wants no tensor twice
-                c.view_as(c) if rho >= 1 else rho * c for d in details]
+    @torch.no_grad()
+    def ratios(self, own):
+        """own: C and its details, (B, T, D) each -> (len(own), B, T): 1, and min(rms(C) / rms(D), rho) for each detail."""
+        square = mean_squares(own) + EPS
+        ratio = (square[0] / square).sqrt().clamp(max=self.config.rho)
+        ratio[0] = 1
+        return ratio
 
     def forward(self, e, sublayers):
         sources, sums = self.first_sources(e), self.first_sources(e)
         bias = F.pad(self.detail_bias, (1, 0))                                  # (reads, 1 + details): a sum has bias 0
         for b, block in enumerate(self.blocks):
-            c = torch.zeros_like(e)
-            details = [None for _ in self.config.detail_names]                  # None: it has only added so far, and is C
+            c, details = torch.zeros_like(e), [None] * len(self.config.detail_names)     # None: it has only added, and is C
             for l, past in self.reads(block, sources, self.past_bias(bias[block.start:block.stop], b)):
-                recent = [c, *self.match(c, details)] if l > block.start else []
-                u = sublayers[l](*self.read(l, past, recent, bias[l, :len(recent)]))
+                again = c if self.config.rho >= 1 else c.view_as(c)             # a view: scaled, it is another source
+                own = [c, *(again if d is None else d for d in details)]
+                recent = (own, bias[l], self.ratios(own)) if l > block.start else ()
+                u = sublayers[l](*self.read(l, past, *recent))
                 details = [None if d is None and sign > 0 else torch.add(c if d is None else d, u, alpha=sign)
                            for d, sign in zip(details, self.signs(l, block))]
                 c = c + u
-            sources = [*sources, c, *self.match(c, details)]
+            own = [c, *details]
+            sources = [*sources, *scaled(own, self.ratios(own))]
             sums = [*sums, c]
         if self.config.head_details:
             return self.read_head(sources, self.past_bias(bias[self.head:], len(self.blocks)))
@@ -520,7 +543,7 @@ class CPURMSNorm(torch.autograd.Function):
     """On CPUs F.rms_norm is not fused; layer norm is, and its backward pass with mean 0 lacks one term of this one's."""
     @staticmethod
     def forward(ctx, x, weight):
-        scale = mean_square(x).rsqrt().unsqueeze(-1)                            # (..., 1)
+        scale = (mean_square(x) + EPS).rsqrt().unsqueeze(-1)                    # (..., 1)
         ctx.save_for_backward(x, weight, scale)
         return (x * scale).mul_(weight)
 
