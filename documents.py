@@ -16,6 +16,7 @@ import re
 import sys
 import zipfile
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -52,7 +53,7 @@ class Corpus:
     errors: str = "strict"
     max_tokens: int | None = None
     running: int = 0                        # bytes of one running text, which is cut by position; 0: many documents
-    read: int = 0                           # bytes of the files read so far, for the bar
+    read: Callable = lambda: 0              # bytes of the files read so far, for the bar
     full: bool = False                      # train has its max_tokens
 
 KINDS = {".txt": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
@@ -291,19 +292,27 @@ def parquet_documents(path: Path, name, corpus: Corpus):
                 key = ids[0][i].decode(errors="replace") if ids and ids[0][i] is not None else None
                 yield text, key, number / rows
 
+@contextlib.contextmanager
+def reading(corpus: Corpus):
+    """Before a file is closed, note how far it was read."""
+    try:
+        yield
+    finally:
+        at = corpus.read()
+        corpus.read = lambda: at
+
 def file_pieces(file: File, corpus: Corpus, folder: Path):
     """(key, text, last) of all documents of one file; `key` (or, when it is None, the text) decides the split."""
-    before = corpus.read
-    with open(file.path, "rb") as raw, damage(file.path):
+    before, part = corpus.read(), None
+    with open(file.path, "rb") as raw, damage(file.path), reading(corpus):
         size = os.fstat(raw.fileno()).st_size
+        corpus.read = lambda: before + (raw.tell() if part is None else int(size * part))
         for name, kind, stream in streams(file.path, raw):
             if kind == "text":
                 for text, last in text_documents(decoded(stream, name, corpus.errors), corpus.separator):
-                    corpus.read = before + raw.tell()
                     yield file.key, text, last
             elif kind == "jsonl":
                 for text, key in json_documents(stream, name, corpus):
-                    corpus.read = before + raw.tell()
                     for piece, last in long_document(text):
                         yield key, piece, last
             else:
@@ -314,11 +323,10 @@ def file_pieces(file: File, corpus: Corpus, folder: Path):
                         while data := stream.read(2**20):
                             f.write(data)
                 for text, key, part in parquet_documents(path, name, corpus):
-                    corpus.read = before + int(size * part)
                     for piece, last in long_document(text):
                         yield key, piece, last
                 spare.unlink(missing_ok=True)
-        corpus.read = before + size
+        part = 1.0                                                              # the whole file
 
 def split_of(key: str, fractions) -> str:
     """The split of a document: bits 64 to 127 of sha256(key), as a number in [0, 1), and the fractions decide."""
@@ -331,7 +339,7 @@ def pieces(corpus: Corpus, folder: Path, place=None, split_of=split_of):
 
     A document goes by its file's split, by its key, or by its content, that is by its first piece (2**20 characters).
     """
-    first, corpus.read = True, 0
+    first, corpus.read = True, lambda: 0
     for file in corpus.files:
         if corpus.full and file.split == "train":
             continue
@@ -372,7 +380,7 @@ def jobs(stream, corpus: Corpus):
         job.append(piece)
         size += len(piece[1])
         if size >= BLOCK:
-            yield job, corpus.read
+            yield job, corpus.read()
             job, size = [], 0
     if job:
-        yield job, corpus.read
+        yield job, corpus.read()
