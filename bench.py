@@ -4,6 +4,7 @@ Speed and memory of each router, as ratios to a plain residual.
     python bench.py --routers block,rd,wav --n_layer 48 --n_embd 256 --seq_len 256 --batch_size 8
     python bench.py --routers block,attnres --vary n_layer=12,24,36,48             # how the cost grows
     python bench.py --routers block,wav --decode 512 --seq_len 1024                # tokens one by one, with a cache
+    python bench.py --read 9 --n_embd 256 --seq_len 256 --batch_size 8             # the depth read alone, of 9 sources
 
 Each router runs in a process of its own, beside one with the baseline; the two take turns, a few steps each, so that what
 else the machine does meets both. A step is a whole training step: forward, backward, AdamW. Absolute figures belong to the
@@ -16,7 +17,7 @@ import platform
 import statistics
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -24,7 +25,7 @@ from tqdm import tqdm
 
 from common import (Parser, UserError, atomic_write, autocast, convert, keep_freed_memory, peak_mem_mb, pick_device,
                     pick_dtype, run)
-from model import GPT, GPTConfig
+from model import GPT, PASS_READS, DepthRouter, GPTConfig
 
 @dataclass
 class BenchConfig:
@@ -35,6 +36,7 @@ class BenchConfig:
     steps: int = 1                      # training steps in a turn
     batch_size: int = 8                 # sequences in a step
     decode: int = 0                     # measure generation of so many tokens instead of training
+    read: int = 0                       # measure the depth read of so many sources alone, against copying its bytes
     device: str = "auto"                # auto, cpu, cuda or mps
     dtype: str = "auto"                 # auto, float32 or bfloat16
     compile: bool = False               # torch.compile the model
@@ -90,6 +92,55 @@ def decoding(model, bench, data):
         with autocast(bench.device, bench.dtype):
             model.generate(prompt, bench.decode)[0, -1].item()
     return turn
+
+def depth_read(bench: BenchConfig, config: GPTConfig):
+    """Print what a read of n sources takes: one by itself, and one of a run that shares a pass; beside copying its bytes.
+
+    A read must read n tensors and write 1; its backward pass must read n + 1 and write n.
+    """
+    n, shape = bench.read, (bench.batch_size, config.seq_len, config.n_embd)
+    keep_freed_memory()
+    torch.manual_seed(0)
+    router = DepthRouter(replace(config, router="block", n_layer=PASS_READS // 2, n_blocks=1)).to(bench.device)
+    sources = [torch.randn(shape, device=bench.device, requires_grad=True) for _ in range(n)]
+    spare = [torch.empty_like(s) for s in sources]
+    run = range(PASS_READS)
+
+    def copy(tensors):                                          # seconds it takes to copy the bytes of so many
+        return timed(lambda: [a.copy_(b) for a, b in zip(spare, sources)]) / n * tensors
+
+    def timed(f):
+        start = time.perf_counter()
+        f()
+        if bench.device.startswith("cuda"):
+            torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    def reads(reads_of):                                        # seconds forward, and forward and backward
+        with torch.no_grad():
+            forward = timed(reads_of)
+        mixes = []
+        both = timed(lambda: mixes.extend(reads_of())) + timed(lambda: torch.autograd.backward(mixes, [g] * len(mixes)))
+        for x in (*sources, router.query):
+            x.grad = None
+        return forward, both
+
+    g = torch.randn(shape, device=bench.device)
+    one = lambda: [router.read_head(sources)]
+    many = lambda: [router.read(l, past)[0] for l, past in router.reads(run, sources)]
+    rows = []
+    for i in tqdm(range(bench.rounds + 3), disable=None, unit="round", leave=False):
+        with torch.no_grad():
+            copies = copy(n + 1), copy(3 * n + 2)
+        rows.append([*copies, *reads(one), *(s / len(run) for s in reads(many))])
+    columns = list(zip(*rows[3:]))                              # the first three are warm-up
+    ratio = lambda i, j: spread([a / b for a, b in zip(columns[i], columns[j])], ".2f")
+    ms = lambda i: f"{statistics.median(columns[i]) * 1e3:.3f}"
+    print(f"\n| {n} sources of {' x '.join(map(str, shape))} | forward, ms | to copying | forward and backward, ms | "
+          f"to copying |\n|---|---|---|---|---|")
+    print(f"| copying the bytes | {ms(0)} | | {ms(1)} | |")
+    print(f"| one read | {ms(2)} | {ratio(2, 0)} | {ms(3)} | {ratio(3, 1)} |")
+    print(f"| each of {len(run)} reads that share a pass | {ms(4)} | {ratio(4, 0)} | {ms(5)} | {ratio(5, 1)} |")
 
 def pair(bench: BenchConfig, configs, bar):
     """Measure two models in turns: for each, the seconds of its turns, its peak memory and its parameters."""
@@ -150,6 +201,8 @@ def main(argv):
     for name in ("rounds", "steps", "batch_size"):
         if getattr(bench, name) < 1:
             raise UserError(f"--{name} is {getattr(bench, name)}; it must be at least 1.")
+    if bench.read < 0:
+        raise UserError(f"--read is {bench.read}; it must be a number of sources, or 0.")
     for _, config, _ in rows:
         if not 0 <= bench.decode < config.seq_len:
             raise UserError(f"--decode is {bench.decode}; it must be below --seq_len ({config.seq_len}), or 0 to train.")
@@ -163,6 +216,8 @@ def main(argv):
         machine = torch.cuda.get_device_name(bench.device)
     print(f"{machine}; torch {torch.__version__}; {bench.dtype}{', compiled' if bench.compile else ''}")
     config = rows[0][1]
+    if bench.read:
+        return depth_read(bench, config)
     print(f"{config.n_layer} layers, width {config.n_embd}, {config.n_head} heads, {config.n_blocks} blocks"
           + (f", except as varied: {bench.vary}; " if bench.vary else "; ")
           + (f"{bench.decode} tokens one by one" if bench.decode else f"{bench.batch_size} x {config.seq_len} tokens a step"))

@@ -364,9 +364,9 @@ class DepthRouter(nn.Module):
         return [sum(mixes) / len(mixes)] if self.config.rd_control == "average" else mixes
 
     def read_head(self, sources, bias=None):
-        """The head's read of all sources, (B, T, D)."""
-        (l, past), = self.reads(range(self.head, self.head + 1), sources, bias)
-        return self.read(l, past)[0]
+        """The head's read of all sources, (B, T, D). bias: (1, n). No other read shares a pass: only the first is in one."""
+        (l, past), = self.reads(range(self.head, self.head + 1), sources[:1], None if bias is None else bias[:, :1])
+        return self.read(l, past, sources[1:], None if bias is None else bias[0, 1:])[0]
 
 def passes(run, size=PASS_READS):
     """A range of sublayers, cut where a new pass begins."""
