@@ -117,9 +117,17 @@ def mean_squares(tensors):
     norm = torch.stack([torch.linalg.vector_norm(x, dim=-1) for x in tensors])
     return norm * norm / tensors[0].size(-1)
 
-def scaled(sources, ratio):
-    """n sources, (B, T, D) each, times their ratio, (n, B, T); None: as they are."""
-    return sources if ratio is None else [s * r for s, r in zip(sources, ratio.unsqueeze(-1))]
+def ratios(square, rho):
+    """What scales n vectors of these mean squares, (n, B, T): 1 for the first, and for each other min(rms_0 / rms_i, rho)."""
+    ratio = ((square[0] + EPS) / (square + EPS)).sqrt().clamp(max=rho)
+    ratio[0] = 1
+    return ratio
+
+def match(sources, rho):
+    """n sources, (B, T, D) each, all scaled to be as loud as the first, but by rho at most; the scales are detached."""
+    with torch.no_grad():
+        ratio = ratios(mean_squares(sources), rho)                              # (n, B, T)
+    return [s * r for s, r in zip(sources, ratio.unsqueeze(-1))]
 
 def plain_read(query, sources, bias=None):
     """The depth read by its definition (Attention Residuals, section 3, without the gain on its keys).
@@ -142,12 +150,13 @@ def begin_plain(query, sources, bias):
     """Begin R reads. query: (R, D), bias: (R, n). Returns for each the `past` that finishing it takes."""
     return [(sources, b) for b in bias]
 
-def finish_plain(query, past, recent, bias, ratio):
-    """Finish one read, (B, T, D). query: (D), recent: n sources written since it began, bias, (n), and ratio, (n, B, T):
-    theirs, on their logits and to scale them by; None is 0, and 1."""
+def finish_plain(query, past, recent, bias, rho):
+    """Finish one read, (B, T, D). query: (D), recent: n sources written since it began, bias: (n), theirs; None is 0.
+    rho: match them to the first of them; None: take them as they are."""
     sources, past_bias = past
     bias = query.new_zeros(len(recent)) if bias is None else bias
-    return plain_read(query, [*sources, *scaled(recent, ratio)], torch.cat((past_bias, bias)))[0]
+    recent = recent if rho is None else match(recent, rho)
+    return plain_read(query, [*sources, *recent], torch.cat((past_bias, bias)))[0]
 
 # The fast pair gives the same numbers, and may be skipped on a first reading. The queries are known in advance, so a
 # run's reads share one pass over the older sources (Pass). It leaves each read with one tensor, their mix, and with the
@@ -156,6 +165,8 @@ def finish_plain(query, past, recent, bias, ratio):
 # stack, no normed copy, no product.
 
 def begin_fast(query, sources, bias):
+    if sources[0].numel() <= FEW and not torch.is_grad_enabled():               # decoding: what counts is how many operations
+        return begin_plain(query, list(sources), bias)
     numbers = len(sources) * sources[0].numel()
     with torch.autocast(query.device.type, enabled=False):                      # in float32
         if query.device.type != "cpu" or numbers <= PASS_NUMBERS:
@@ -166,27 +177,33 @@ def begin_fast(query, sources, bias):
                           for x in zip(*(apply(Pass, query, bias, *part) for part in parts)))
     return list(zip(mix, logit))
 
-def finish_fast(query, past, recent, bias, ratio):
+def finish_fast(query, past, recent, bias, rho):
+    if isinstance(past[0], list):
+        return finish_plain(query, past, recent, bias, rho)
     if not recent:
         return past[0].clone()                                                  # a view would keep all mixes of its pass
-    if ratio is not None:
-        recent, bias, ratio = merged(recent, bias, ratio)
+    if rho is not None:
+        recent, bias = merged(recent, bias)
     with torch.autocast(query.device.type, enabled=False):
-        return apply(Read, query, bias, ratio, *past, *recent)
+        return apply(Read, query, bias, rho, *past, *recent)
 
-def merged(recent, bias, ratio):
+def merged(recent, bias):
     """Where the first source comes again, as a detail of WAV does that has only added: one source with both weights."""
-    others = [i for i, s in enumerate(recent) if s is not recent[0]]
-    if len(others) == len(recent) - 1:
-        return recent, bias, ratio
-    same = [i for i in range(len(recent)) if i not in others]
-    bias = torch.cat((bias[same].logsumexp(0, keepdim=True), bias[others]))
-    return [recent[i] for i in (0, *others)], bias, ratio[[0, *others]]
+    again, others = [], []
+    for s, b in zip(recent, bias):
+        if s is recent[0]:
+            again.append(b)
+        else:
+            others.append((s, b))
+    if len(again) == 1:
+        return recent, bias
+    return [recent[0], *(s for s, _ in others)], torch.stack([functools.reduce(torch.logaddexp, again), *(b for _, b in others)])
 
 def apply(function, *args):
-    """An autograd function; where no gradient is wanted, its forward alone, without a ctx: a token's decoding is short."""
+    """An autograd function; where no gradient is wanted, its forward alone, without a ctx: that is quicker."""
     return function.apply(*args) if torch.is_grad_enabled() else function.forward(None, *args)
 
+FEW = 2**13                             # numbers in a source, so few that the definition takes less time than the fast pair
 PASS_READS = 12                         # reads that share a pass: their mixes should still be in the cache at their turn
 PASS_NUMBERS = 6 * 2**20                # on a CPU, of all sources of a pass: C libraries map larger tensors anew each time
 
@@ -226,19 +243,20 @@ class Pass(torch.autograd.Function):
         return d_query, d_bias, *d_s.unbind(-2)
 
 class Read(torch.autograd.Function):
-    """One read of its past, a mix (B, T, D) with its logit (B, T), and of n recent sources times their ratio: (B, T, D)."""
+    """One read of its past, a mix (B, T, D) with its logit (B, T), and of n recent sources, (B, T, D) each: (B, T, D)."""
     @staticmethod
-    def forward(ctx, query, bias, ratio, past, past_logit, *sources):
+    def forward(ctx, query, bias, rho, past, past_logit, *sources):
         s = [wide(source) for source in sources]
         square = mean_squares(s)                                                # (n, B, T)
-        if ratio is None:
+        if rho is None:
             scale = (square + EPS).rsqrt()                                      # 1 / rms
-        else:                                                                   # scaling weights: tensors are larger
+        else:                                                                   # `match` on weights: tensors are larger
+            ratio = ratios(square, rho)
             scale = ratio * (ratio * ratio * square + EPS).rsqrt()
         dot = torch.stack([x @ query for x in s]) * scale                       # (n, B, T)
         logit = dot if bias is None else dot + bias[:, None, None]
         alpha = torch.cat((past_logit.unsqueeze(0), logit)).softmax(0)          # (1 + n, B, T)
-        weight = alpha[1:] if ratio is None else alpha[1:] * ratio              # (n, B, T)
+        weight = alpha[1:] if rho is None else alpha[1:] * ratio                # (n, B, T)
         mix = past * alpha[0].unsqueeze(-1)                                     # (B, T, D)
         for x, w in zip(s, weight.unsqueeze(-1)):
             mix.addcmul_(x, w)
@@ -354,13 +372,13 @@ class DepthRouter(nn.Module):
                 attention.append(past)
             yield from zip(part, routes)
 
-    def read(self, l, past, recent=(), bias=None, ratio=None):
+    def read(self, l, past, recent=(), bias=None, rho=None):
         """Finish read l with the sources that its run has written: the list of the sublayer's inputs, (B, T, D) each.
 
         One input, h, or at a decoupled attention two, h for queries and keys and h_v for values. bias: (len(recent)) on
-        their logits, ratio: (len(recent), B, T) to scale them by.
+        their logits. rho: match them to the first of them.
         """
-        mixes = [self.finish(query, route, recent, bias, ratio) for query, route in zip(self.queries(l), past)]
+        mixes = [self.finish(query, route, recent, bias, rho) for query, route in zip(self.queries(l), past)]
         return [sum(mixes) / len(mixes)] if self.config.rd_control == "average" else mixes
 
     def read_head(self, sources, bias=None):
@@ -490,29 +508,20 @@ class WAV(DepthRouter):
         """The biases on e and on the sources of so many completed blocks: (reads, 1 + details) -> (reads, n)."""
         return F.pad(bias.repeat(1, blocks), (1 + self.config.null_source, 0))
 
-    @torch.no_grad()
-    def ratios(self, own):
-        """own: C and its details, (B, T, D) each -> (len(own), B, T): 1, and min(rms(C) / rms(D), rho) for each detail."""
-        square = mean_squares(own) + EPS
-        ratio = (square[0] / square).sqrt().clamp(max=self.config.rho)
-        ratio[0] = 1
-        return ratio
-
     def forward(self, e, sublayers):
-        sources, sums = self.first_sources(e), self.first_sources(e)
+        sources, sums, rho = self.first_sources(e), self.first_sources(e), self.config.rho
         bias = F.pad(self.detail_bias, (1, 0))                                  # (reads, 1 + details): a sum has bias 0
         for b, block in enumerate(self.blocks):
             c, details = torch.zeros_like(e), [None] * len(self.config.detail_names)     # None: it has only added, and is C
             for l, past in self.reads(block, sources, self.past_bias(bias[block.start:block.stop], b)):
-                again = c if self.config.rho >= 1 else c.view_as(c)             # a view: scaled, it is another source
+                again = c if rho >= 1 else c.view_as(c)                         # a view: scaled, it is another source
                 own = [c, *(again if d is None else d for d in details)]
-                recent = (own, bias[l], self.ratios(own)) if l > block.start else ()
+                recent = (own, bias[l], rho) if l > block.start else ()
                 u = sublayers[l](*self.read(l, past, *recent))
                 details = [None if d is None and sign > 0 else torch.add(c if d is None else d, u, alpha=sign)
                            for d, sign in zip(details, self.signs(l, block))]
                 c = c + u
-            own = [c, *details]
-            sources = [*sources, *scaled(own, self.ratios(own))]
+            sources = [*sources, c, *match([c, *details], rho)[1:]]
             sums = [*sums, c]
         if self.config.head_details:
             return self.read_head(sources, self.past_bias(bias[self.head:], len(self.blocks)))

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from common import Parser, UserError, atomic_write, load_checkpoint, load_model, pick_device, run
-from model import ROUTERS, AttnRes, Block, Cumulative, Delta, DeltaBlock, DepthRouter, WAV, plain_read, scaled
+from model import ROUTERS, AttnRes, Block, Cumulative, Delta, DeltaBlock, DepthRouter, WAV, match, plain_read
 from sample import newest_run
 from sweep import signed, table
 from train import open_data, windows
@@ -83,12 +83,12 @@ class Watch:
     def __init__(self, router, see=None, hidden=None):
         self.router, self.see, self.hidden = router, see, hidden or {}
 
-    def read(self, l, past, recent=(), bias=None, ratio=None):
+    def read(self, l, past, recent=(), bias=None, rho=None):
         router, mixes, alphas = self.router, [], []
         if bias is None:
             bias = router.query.new_zeros(len(recent))
         for query, (older, older_bias) in zip(router.queries(l), past):
-            sources, b = [*older, *scaled(recent, ratio)], torch.cat((older_bias, bias))       # n of (B, T, D); (n)
+            sources, b = [*older, *(recent if rho is None else match(recent, rho))], torch.cat((older_bias, bias))       # n of (B, T, D); (n)
             if l in self.hidden:
                 b = b.index_fill(0, torch.tensor(self.hidden[l], device=b.device), -math.inf)
             mix, alpha = plain_read(query, sources, b)                          # (B, T, D), (n, B, T)
