@@ -118,7 +118,7 @@ def mean_squares(tensors):
     return norm * norm / tensors[0].size(-1)
 
 def ratios(square, rho):
-    """What scales n vectors of these mean squares, (n, B, T): 1 for the first, and for each other min(rms_0 / rms_i, rho)."""
+    """What scales n vectors of these mean squares, (n, B, T): 1 for the first, min(rms_0 / rms_i, rho) for the others."""
     ratio = ((square[0] + EPS) / (square + EPS)).sqrt().clamp(max=rho)
     ratio[0] = 1
     return ratio
@@ -189,15 +189,12 @@ def finish_fast(query, past, recent, bias, rho):
 
 def merged(recent, bias):
     """Where the first source comes again, as a detail of WAV does that has only added: one source with both weights."""
-    again, others = [], []
-    for s, b in zip(recent, bias):
-        if s is recent[0]:
-            again.append(b)
-        else:
-            others.append((s, b))
-    if len(again) == 1:
+    others = [i for i, s in enumerate(recent) if s is not recent[0]]
+    if len(others) == len(recent) - 1:
         return recent, bias
-    return [recent[0], *(s for s, _ in others)], torch.stack([functools.reduce(torch.logaddexp, again), *(b for _, b in others)])
+    b = bias.unbind()
+    first = functools.reduce(torch.logaddexp, [b[i] for i in range(len(b)) if i not in others])
+    return [recent[0], *(recent[i] for i in others)], torch.stack([first, *(b[i] for i in others)])
 
 def apply(function, *args):
     """An autograd function; where no gradient is wanted, its forward alone, without a ctx: that is quicker."""
