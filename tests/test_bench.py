@@ -1,0 +1,50 @@
+"""bench.py: what it says of a tiny pair of models; never how fast they were."""
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bench
+from common import UserError
+
+ROOT = Path(__file__).resolve().parent.parent
+TINY = ["--n_layer", "2", "--n_embd", "16", "--n_head", "2", "--seq_len", "8", "--batch_size", "2", "--device", "cpu"]
+
+@pytest.mark.parametrize("flags, tokens", [(["--steps", "2"], 2 * 2 * 8), (["--decode", "5"], 5)], ids=["training", "decoding"])
+def test_a_pair(tmp_path, flags, tokens):
+    out = tmp_path / "bench.json"
+    command = [sys.executable, ROOT / "bench.py", "--routers", "block", *TINY, *flags, "--rounds", "3", "--json", out]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    written = json.loads(out.read_text())
+    block = written["results"]["block"]
+    assert len(block["seconds"]) == len(block["baseline_seconds"]) == 3 and block["tokens_a_turn"] == tokens
+    assert block["ratio"] == statistics.median(b / s for s, b in zip(block["seconds"], block["baseline_seconds"]))
+    assert block["params"] - block["baseline_params"] == 5 * 16                 # 2L + 1 queries
+    assert block["peak_mem_mb"] > 50 and block["memory_ratio"] == block["peak_mem_mb"] / block["baseline_peak_mem_mb"]
+    row = next(line for line in shown.splitlines() if line.startswith("| block |"))
+    assert f"| {block['ratio']:.3f} (" in row and f"| {block['memory_ratio']:.3f} |" in row
+
+def test_the_depth_read_alone(capsys):
+    bench.main([*TINY, "--read", "3", "--rounds", "2"])
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in capsys.readouterr().out.splitlines()
+             if line.startswith("|")]
+    assert [row[0] for row in table[2:]] == ["copying the bytes", "one read", "each of 12 reads that share a pass"]
+    assert table[0][0] == "3 sources of 2 x 8 x 16" and all(float(row[i]) > 0 for row in table[2:] for i in (1, 3))
+
+def test_vary_makes_a_row_for_each_value():
+    parser = bench.Parser()
+    parser.add_fields(bench.BenchConfig)
+    parser.add_fields(bench.GPTConfig, skip=("router",))
+    assert bench.variants(parser, "n_layer=2,4") == [{"n_layer": 2}, {"n_layer": 4}] and bench.variants(parser, None) == [{}]
+
+@pytest.mark.parametrize("flags, words", [
+    (["--rounds", "0"], "--rounds is 0; it must be at least 1"), (["--decode", "8"], "--decode is 8; it must be below --seq_len"),
+    (["--read", "-1"], "--read is -1"), (["--json", "/no/such/folder/x.json"], "there is no such folder"),
+    (["--vary", "depth=2"], "--vary is 'depth=2'"), (["--routers", "blok"], "did you mean block"),
+    (["--n_blocks", "3"], "n_blocks is 3; it must be from 1 to n_layer")])
+def test_errors(flags, words):
+    with pytest.raises(UserError, match=words):
+        bench.main([*TINY, *flags])
