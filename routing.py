@@ -88,7 +88,8 @@ class Watch:
         if bias is None:
             bias = router.query.new_zeros(len(recent))
         for query, (older, older_bias) in zip(router.queries(l), past):
-            sources, b = [*older, *(recent if rho is None else match(recent, rho))], torch.cat((older_bias, bias))       # n of (B, T, D); (n)
+            sources = [*older, *(recent if rho is None else match(recent, rho))]    # n of (B, T, D)
+            b = torch.cat((older_bias, bias))                                   # (n)
             if l in self.hidden:
                 b = b.index_fill(0, torch.tensor(self.hidden[l], device=b.device), -math.inf)
             mix, alpha = plain_read(query, sources, b)                          # (B, T, D), (n, B, T)
