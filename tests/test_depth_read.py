@@ -129,6 +129,17 @@ def test_passes_in_parts(router, monkeypatch):
     case = problem(c)
     agree(by_model(c, *case), by_reference(c, *case))
 
+@pytest.mark.parametrize("few", [0, 2**13], ids=["fast", "few"])
+@pytest.mark.parametrize("router", MIXING)
+def test_without_gradients(router, few, monkeypatch):
+    """Where no gradient is wanted the functions run without a ctx, and a source of few numbers is read by the definition."""
+    monkeypatch.setattr(model_module, "FEW", few)
+    c = settings(router, 5, 3, decouple_v=True, null_source=True)
+    e, w, p, _ = problem(c)
+    want = reference.ROUTERS[router](p, c, e, toy_sublayers(w))
+    with torch.no_grad():
+        assert error(build(c, p)(e, toy_sublayers(w)), want) <= TOLERANCE
+
 @pytest.mark.parametrize("B, T", [(1, 1), (3, 1), (1, 5)])
 def test_shapes(B, T):
     for router in MIXING:

@@ -62,6 +62,7 @@ def test_fifty_steps_with_the_fast_read_and_with_the_plain_one(router):
     fast, plain = (losses(m, m, steps=50, learning_rate=1e-4) for m in (fast, plain))
     assert ((fast - plain).abs() / plain).max() < 1e-5
 
+
 @pytest.mark.parametrize("router", ROUTERS)
 def test_accumulated_gradients_are_the_batch_s(router):
     model, x = make(router).double(), tokens()
