@@ -106,9 +106,6 @@ def depth_read(bench: BenchConfig, config: GPTConfig):
     spare = [torch.empty_like(s) for s in sources]
     run = range(PASS_READS)
 
-    def copy(tensors):                                          # seconds it takes to copy the bytes of so many
-        return timed(lambda: [a.copy_(b) for a, b in zip(spare, sources)]) / n * tensors
-
     def timed(f):
         start = time.perf_counter()
         f()
@@ -129,10 +126,10 @@ def depth_read(bench: BenchConfig, config: GPTConfig):
     one = lambda: [router.read_head(sources)]
     many = lambda: [router.read(l, past)[0] for l, past in router.reads(run, sources)]
     rows = []
-    for i in tqdm(range(bench.rounds + 3), disable=None, unit="round", leave=False):
+    for _ in tqdm(range(bench.rounds + 3), disable=None, unit="round", leave=False):
         with torch.no_grad():
-            copies = copy(n + 1), copy(3 * n + 2)
-        rows.append([*copies, *reads(one), *(s / len(run) for s in reads(many))])
+            copy = timed(lambda: [a.copy_(b) for a, b in zip(spare, sources)]) / n
+        rows.append([copy * (n + 1), copy * (3 * n + 2), *reads(one), *(s / len(run) for s in reads(many))])
     columns = list(zip(*rows[3:]))                              # the first three are warm-up
     ratio = lambda i, j: spread([a / b for a, b in zip(columns[i], columns[j])], ".2f")
     ms = lambda i: f"{statistics.median(columns[i]) * 1e3:.3f}"

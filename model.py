@@ -108,7 +108,7 @@ def wide(x):
     return x.float() if x.dtype.itemsize < 4 else x
 
 def mean_square(x):
-    """Of each vector: (..., D) -> (...). In one pass over x: its squares would be a tensor more."""
+    """The mean of each vector's squares: (..., D) -> (...). In one pass over x: its squares would be a tensor more."""
     norm = torch.linalg.vector_norm(x, dim=-1)
     return norm * norm / x.size(-1)
 

@@ -282,7 +282,7 @@ def main(argv) -> None:
                         f"symbols. Prepare the data with the same tokenizer.")
     bytes_per_token = data.bytes_per_token("val")
     starts = eval_starts(len(data.val), seq_len, s.eval_iters)
-    val_windows = windows(data.val, starts, seq_len, vocab_size)      # (eval_iters * 16, T + 1)
+    val_windows = windows(data.val, starts, seq_len, vocab_size)        # (eval_iters * 16, T + 1)
 
     def batch_of(i):                                                    # all windows of step i, (n, T + 1)
         n = s.batch_size * s.gradient_accumulation_steps
