@@ -143,49 +143,60 @@ def plain_read(query, sources, bias=None):
     alpha = logit.softmax(0)
     return (alpha.unsqueeze(-1) * s).sum(0), alpha
 
-# A router begins the reads of a run of sublayers together, with the sources that exist before the run, and finishes
-# each when its turn comes, with the sources written since. Plainly, nothing happens before the end:
+# A router begins the reads of a run of sublayers together, with the sources that exist before the run. What remains of
+# each is a function that finishes it when its turn comes, with the sources written since. Plainly, nothing happens before:
 
-def begin_plain(query, sources, bias):
-    """Begin R reads. query: (R, D), bias: (R, n). Returns for each the `past` that finishing it takes."""
-    return [(sources, b) for b in bias]
+def begin_plain(queries, sources, bias):
+    """Begin reads. queries: those of each, (1, D), or where values read apart (2, D). bias: (reads, n), on n sources."""
+    return [functools.partial(finish_plain, query, sources, b) for query, b in zip(queries, bias)]
 
-def finish_plain(query, past, recent, bias, rho):
-    """Finish one read, (B, T, D). query: (D), recent: n sources written since it began, bias: (n), theirs; None is 0.
-    rho: match them to the first of them; None: take them as they are."""
-    sources, past_bias = past
+def finish_plain(query, sources, past_bias, recent, bias, rho):
+    """A read's mixes, (B, T, D), one for each of its queries. recent: n sources written since it began, bias: (n), theirs;
+    None is 0. rho: match them to the first of them; None: take them as they are."""
     bias = query.new_zeros(len(recent)) if bias is None else bias
     recent = recent if rho is None else match(recent, rho)
-    return plain_read(query, [*sources, *recent], torch.cat((past_bias, bias)))[0]
+    return [plain_read(q, [*sources, *recent], torch.cat((past_bias, bias)))[0] for q in query]
 
 # The fast pair gives the same numbers, and may be skipped on a first reading. The queries are known in advance, so a
-# run's reads share one pass over the older sources (Pass). It leaves each read with one tensor, their mix, and with the
+# run's reads share one pass over the older sources (Pass). It leaves for each query one tensor, their mix, and the
 # log-sum-exp of their logits: from then on they are *one* source with that logit, beside the few recent ones (Read). The
 # Kimi paper decodes so. Autograd keeps only the sources, which exist anyway, and a weight for each source and token: no
 # stack, no normed copy, no product.
 
-def begin_fast(query, sources, bias):
+def begin_fast(queries, sources, bias):
     if sources[0].numel() <= FEW and not torch.is_grad_enabled():               # decoding: what counts is how many operations
-        return begin_plain(query, list(sources), bias)
+        return begin_plain(queries, sources, bias)
+    routes = [len(query) for query in queries]
+    query = torch.cat(queries)                                                  # (R, D)
+    bias = torch.cat([b.expand(n, -1) for n, b in zip(routes, bias.split(1))])  # (reads, n) -> (R, n)
     numbers = len(sources) * sources[0].numel()
     with torch.autocast(query.device.type, enabled=False):                      # in float32
-        if query.device.type != "cpu" or numbers <= PASS_NUMBERS:
+        if len(sources) == 1:                                                   # it is its own mix
+            mix, logit = [wide(sources[0])] * len(query), score(query, sources[0]) + bias.unsqueeze(-1)
+        elif query.device.type != "cpu" or numbers <= PASS_NUMBERS:
             mix, logit = apply(Pass, query, bias, *sources)                     # (R, B, T, D), (R, B, T)
         else:
             parts = zip(*(s.flatten(0, 1).chunk(math.ceil(numbers / PASS_NUMBERS)) for s in sources))
             mix, logit = (torch.cat(x, 1).unflatten(1, sources[0].shape[:2])    # (R, B T, ...) -> (R, B, T, ...)
                           for x in zip(*(apply(Pass, query, bias, *part) for part in parts)))
-    return list(zip(mix, logit))
+    mix = iter(mix)
+    return [functools.partial(finish_fast, q, [next(mix) for _ in range(n)], own)
+            for q, n, own in zip(queries, routes, logit.split(routes))]
 
-def finish_fast(query, past, recent, bias, rho):
-    if isinstance(past[0], list):
-        return finish_plain(query, past, recent, bias, rho)
+def finish_fast(query, past, past_logit, recent, bias, rho):
     if not recent:
-        return past[0].clone()                                                  # a view would keep all mixes of its pass
+        return [mix.clone() for mix in past]                                    # a view would keep all mixes of its pass
     if rho is not None:
         recent, bias = merged(recent, bias)
     with torch.autocast(query.device.type, enabled=False):
-        return apply(Read, query, bias, rho, *past, *recent)
+        if len(recent) == 1:
+            return list(apply(ReadOne, query, past_logit if bias is None else past_logit - bias, *recent, *past))
+        return [apply(Read, q, bias, rho, mix, logit, *recent) for q, mix, logit in zip(query, past, past_logit)]
+
+def score(query, source):
+    """The logits of a source: query . s / rms(s), (R, B, T) for query (R, D)."""
+    s = wide(source)
+    return torch.stack([s @ q for q in query]) * (mean_square(s) + EPS).rsqrt()
 
 def merged(recent, bias):
     """Where the first source comes again, as a detail of WAV does that has only added: one source with both weights."""
@@ -276,6 +287,38 @@ class Read(torch.autograd.Function):
         d_past = g * alpha[0].unsqueeze(-1)
         return d_query, d_bias, None, d_past, -d_logit.sum(0), *d_sources       # the logits' gradients add up to 0
 
+class ReadOne(torch.autograd.Function):
+    """The read of one recent source, (B, T, D), beside R pasts, mixes (B, T, D) with logits (R, B, T): R of (B, T, D).
+
+    A softmax of two is a sigmoid, and the routes of a decoupled read have the source in common.
+    """
+    @staticmethod
+    def forward(ctx, query, past_logit, source, *past):
+        s = wide(source)
+        scale = (mean_square(s) + EPS).rsqrt()                                  # (B, T): 1 / rms
+        dot = torch.stack([s @ q for q in query]) * scale                       # (R, B, T)
+        weight = (dot - past_logit).sigmoid()                                   # (R, B, T)
+        mixes = [torch.lerp(mix, s, w) for mix, w in zip(past, weight.unsqueeze(-1))]
+        if ctx:
+            ctx.save_for_backward(query, scale, dot, weight, source, *mixes)
+        return tuple(mixes)
+
+    @staticmethod
+    def backward(ctx, *gs):
+        query, scale, dot, weight, source, *mixes = ctx.saved_tensors
+        s, weights = wide(source), weight.unsqueeze(-1).unbind()                # R of (B, T, 1)
+        d_logit = weight * torch.stack([(s - mix).mul_(g).sum(-1) for g, mix in zip(gs, mixes)])    # (R, B, T)
+        d_dot = d_logit * scale
+        through_rms = (d_dot * dot).sum(0) * scale / query.size(1)              # (B, T)
+        d_s = gs[0] * weights[0]
+        for g, w in zip(gs[1:], weights[1:]):
+            d_s.addcmul_(g, w)
+        for d, q in zip(d_dot.unsqueeze(-1), query):
+            d_s.addcmul_(d, q)
+        d_s.addcmul_(through_rms.unsqueeze(-1), s, value=-1)
+        d_query = d_dot.flatten(1) @ s.flatten(0, -2)                           # (R, B T) @ (B T, D)
+        return d_query, -d_logit, d_s, *[g * (1 - w) for g, w in zip(gs, weights)]
+
 # ---------------------------------------------------------------------------------------------------------------------
 # The routers. forward(e, sublayers): e (B, T, D) is the token embedding, sublayers a list of 2L callables that return
 # their update; what comes back, (B, T, D), is what the final norm and the head see.
@@ -339,16 +382,19 @@ class DepthRouter(nn.Module):
             self.register_buffer("query_v", query_v)            # stays 0: a uniform mix
         else:
             self.query_v = nn.Parameter(query_v)
-        self.begin, self.finish = (begin_plain, finish_plain) if config.plain_read else (begin_fast, finish_fast)
+        self.begin = begin_plain if config.plain_read else begin_fast
 
     def first_sources(self, e):
         """e; with null_source also a source of zeros, whose logit is 0."""
         return [torch.zeros_like(e), e] if self.config.null_source else [e]
 
-    def queries(self, l):
-        """The queries of read l: one, or at a decoupled attention two, for queries and keys and for values."""
-        decoupled = self.query_v is not None and l % 2 == 0 and l < self.head
-        return [self.query[l], self.query_v[l // 2]] if decoupled else [self.query[l]]
+    def queries(self, run):
+        """The queries of these reads: for each (1, D), or at a decoupled attention (2, D), the second for values."""
+        query = self.query[run.start:run.stop].split(1)
+        if self.query_v is None or run.start == self.head:
+            return query
+        query_v = self.query_v[run.start // 2:(run.stop + 1) // 2].split(1)
+        return [torch.cat((q, query_v[i // 2])) if i % 2 == 0 else q for i, q in enumerate(query)]
 
     def reads(self, run, sources, bias=None):
         """Begin the reads of a run of sublayers, a range that starts at an attention: yields each l with its past.
@@ -357,17 +403,8 @@ class DepthRouter(nn.Module):
         """
         if bias is None:
             bias = self.query.new_zeros(len(run), len(sources))
-        size = PASS_READS if self.query_v is None else PASS_READS * 2 // 3      # sublayers: half of them have two reads
-        for part, b in zip(passes(run, size), bias.split(size)):
-            query = self.query[part.start:part.stop]                            # (R, D)
-            if self.query_v is not None and part.start < self.head:             # the attentions' other routes, after all
-                query = torch.cat((query, self.query_v[part.start // 2:(part.stop + 1) // 2]))
-                b = torch.cat((b, b[::2]))
-            pasts = self.begin(query, sources, b)
-            routes = [[past] for past in pasts[:len(part)]]
-            for attention, past in zip(routes[::2], pasts[len(part):]):
-                attention.append(past)
-            yield from zip(part, routes)
+        for part, b in zip(passes(run), bias.split(PASS_READS)):
+            yield from zip(part, self.begin(self.queries(part), sources, b))
 
     def read(self, l, past, recent=(), bias=None, rho=None):
         """Finish read l with the sources that its run has written: the list of the sublayer's inputs, (B, T, D) each.
@@ -375,7 +412,7 @@ class DepthRouter(nn.Module):
         One input, h, or at a decoupled attention two, h for queries and keys and h_v for values. bias: (len(recent)) on
         their logits. rho: match them to the first of them.
         """
-        mixes = [self.finish(query, route, recent, bias, rho) for query, route in zip(self.queries(l), past)]
+        mixes = past(recent, bias, rho)
         return [sum(mixes) / len(mixes)] if self.config.rd_control == "average" else mixes
 
     def read_head(self, sources, bias=None):
@@ -383,9 +420,9 @@ class DepthRouter(nn.Module):
         (l, past), = self.reads(range(self.head, self.head + 1), sources[:1], None if bias is None else bias[:, :1])
         return self.read(l, past, sources[1:], None if bias is None else bias[0, 1:])[0]
 
-def passes(run, size=PASS_READS):
+def passes(run):
     """A range of sublayers, cut where a new pass begins."""
-    return [run[i:i + size] for i in range(0, len(run), size)]
+    return [run[i:i + PASS_READS] for i in range(0, len(run), PASS_READS)]
 
 class AttnRes(DepthRouter):
     """Attention Residuals: every earlier update is a source, and the mix replaces the stream (arXiv 2603.15031).

@@ -87,11 +87,12 @@ class Watch:
         router, mixes, alphas = self.router, [], []
         if bias is None:
             bias = router.query.new_zeros(len(recent))
-        for query, (older, older_bias) in zip(router.queries(l), past):
-            sources = [*older, *(recent if rho is None else match(recent, rho))]    # n of (B, T, D)
-            b = torch.cat((older_bias, bias))                                   # (n)
-            if l in self.hidden:
-                b = b.index_fill(0, torch.tensor(self.hidden[l], device=b.device), -math.inf)
+        queries, older, older_bias = past.args                                  # of model.finish_plain
+        sources = [*older, *(recent if rho is None else match(recent, rho))]    # n of (B, T, D)
+        b = torch.cat((older_bias, bias))                                       # (n)
+        if l in self.hidden:
+            b = b.index_fill(0, torch.tensor(self.hidden[l], device=b.device), -math.inf)
+        for query in queries:
             mix, alpha = plain_read(query, sources, b)                          # (B, T, D), (n, B, T)
             mixes.append(mix)
             alphas.append(alpha)

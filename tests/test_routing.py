@@ -133,7 +133,7 @@ def test_divergence_of_decoupled_reads(flags):
     for l in range(2, 6, 2):
         sources = torch.stack(seen[l][0]).double()                      # (n, B, T, D)
         routes = []
-        for query in model.router.queries(l):
+        for query in model.router.queries(range(l, l + 1))[0]:
             logit = (sources * query.double()).sum(-1) / (sources.square().mean(-1) + 1e-6).sqrt()
             routes.append(logit.softmax(0))
         p, q = routes[0], routes[-1]
@@ -205,8 +205,8 @@ def test_ablations_put_weight_and_effect_side_by_side():
     # without e everywhere: read 1 sees u0 alone, and so on; the same by a router that is told so
     biased, original = model_of("attnres", scale=1.0), plain_read
     router = biased.router
-    router.finish = lambda q, past, recent, bias, rho: original(
-        q, s := [*past[0], *recent], torch.tensor([-1e9 if len(s) > 1 else 0.0] + [0.0] * (len(s) - 1)))[0]
+    router.read = lambda l, past, recent=(), bias=None: [original(
+        past.args[0][0], s := [*past.args[1], *recent], torch.tensor([-1e9 if len(s) > 1 else 0.0] + [0.0] * (len(s) - 1)))[0]]
     base = model(batch[:, :-1], batch[:, 1:])[1].item()
     assert e["loss"] == pytest.approx(biased(batch[:, :-1], batch[:, 1:])[1].item(), abs=1e-6)
     assert e["effect"] == pytest.approx(e["loss"] - base, abs=1e-6)
