@@ -196,7 +196,7 @@ def finish_fast(query, past, past_logit, recent, bias, rho):
 def score(query, source):
     """The logits of a source: query . s / rms(s), (R, B, T) for query (R, D)."""
     s = wide(source)
-    return torch.stack([s @ q for q in query]) * (mean_square(s) + EPS).rsqrt()
+    return (s @ query.T).movedim(-1, 0) * (mean_square(s) + EPS).rsqrt()
 
 def merged(recent, bias):
     """Where the first source comes again, as a detail of WAV does that has only added: one source with both weights."""
@@ -599,11 +599,10 @@ class CPURMSNorm(torch.autograd.Function):
         return d_x.add_(mean * scale), d_weight
 
 def rotary_table(config):
-    """cos and signed sin of each position's angles, (2, seq_len, 1, head_dim)."""
+    """cos and sin of each position's angles, (2, seq_len, 1, head_dim), those of a pair twice."""
     freqs = config.rope_theta ** (-torch.arange(0, config.head_dim, 2).double() / config.head_dim)
     angles = torch.outer(torch.arange(config.seq_len).double(), freqs)          # (seq_len, head_dim / 2)
-    cos, sin = angles.cos(), angles.sin()
-    return torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))).unsqueeze(2)
+    return torch.stack((angles.cos(), angles.sin())).repeat(1, 1, 2).unsqueeze(2)
 
 def rotate(x, cos, sin):
     """Turn each pair of x, (B, T, heads, head_dim), by its position's angle. As in Qwen3, a pair is x_i, x_{i + head_dim/2}."""
@@ -623,7 +622,11 @@ class Rotate(torch.autograd.Function):
         return turn(g, cos, -sin), None, None
 
 def turn(x, cos, sin):
-    return (x * cos).addcmul_(x.roll(x.size(-1) // 2, -1), sin)                 # the other of each pair, times -+ sin
+    y = x * cos
+    (x1, x2), (y1, y2), (sin, _) = (t.chunk(2, -1) for t in (x, y, sin))        # (..., head_dim / 2)
+    y1.addcmul_(x2, sin, value=-1)                                              # y1 = x1 cos - x2 sin
+    y2.addcmul_(x1, sin)                                                        # y2 = x2 cos + x1 sin
+    return y
 
 class Attention(nn.Module):
     """Causal attention. Queries and keys are made from h, values from h_v, which is h unless the read is decoupled."""
@@ -687,7 +690,7 @@ class SwiGLU(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g):
         gate, up = ctx.saved_tensors
-        return torch.ops.aten.silu_backward(g * up, gate), F.silu(gate).mul_(g)
+        return torch.ops.aten.silu_backward(g, gate).mul_(up), F.silu(gate).mul_(g)
 
 class KVCache:
     """One layer's keys and values of the positions so far, (B, n_kv_head, seq_len, head_dim), filled from the front."""
