@@ -172,7 +172,8 @@ def begin_fast(queries, sources, bias):
     numbers = len(sources) * sources[0].numel()
     with torch.autocast(query.device.type, enabled=False):                      # in float32
         if len(sources) == 1:                                                   # it is its own mix
-            mix, logit = [wide(sources[0])] * len(query), score(query, sources[0]) + bias.unsqueeze(-1)
+            s = wide(sources[0])                                                # views, as one tensor may not come twice
+            mix, logit = [s.view_as(s) for _ in query], score(query, s) + bias.unsqueeze(-1)
         elif query.device.type != "cpu" or numbers <= PASS_NUMBERS:
             mix, logit = apply(Pass, query, bias, *sources)                     # (R, B, T, D), (R, B, T)
         else:
@@ -193,9 +194,8 @@ def finish_fast(query, past, past_logit, recent, bias, rho):
             return list(apply(ReadOne, query, past_logit if bias is None else past_logit - bias, *recent, *past))
         return [apply(Read, q, bias, rho, mix, logit, *recent) for q, mix, logit in zip(query, past, past_logit)]
 
-def score(query, source):
+def score(query, s):
     """The logits of a source: query . s / rms(s), (R, B, T) for query (R, D)."""
-    s = wide(source)
     return (s @ query.T).movedim(-1, 0) * (mean_square(s) + EPS).rsqrt()
 
 def merged(recent, bias):
