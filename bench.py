@@ -14,6 +14,7 @@ libraries (about 250 MiB) included; on a card, the peak of torch's allocator.
 import json
 import multiprocessing
 import platform
+import signal
 import statistics
 import sys
 import time
@@ -65,6 +66,8 @@ def worker(pipe, bench: BenchConfig, config: GPTConfig):
                 pipe.send(time.perf_counter() - start)
     except (RuntimeError, MemoryError) as e:                    # out of memory, no compiler: the other routers go on
         pipe.send(f"{type(e).__name__}: {str(e).strip().splitlines()[0][:200]}")
+    except (EOFError, ConnectionError):                         # the process that asked is gone
+        pass
 
 def training(model, bench, data):
     """A function that trains for `steps` steps on random tokens."""
@@ -157,7 +160,9 @@ def pair(bench: BenchConfig, configs, bar):
 
     try:
         for process, pipe in workers:
+            handler = signal.signal(signal.SIGINT, signal.SIG_IGN)      # which a child inherits: Ctrl-C is for this process
             process.start()
+            signal.signal(signal.SIGINT, handler)
             if (answer := ask(process, pipe, None)) != "ready":
                 return answer
         seconds = [[], []]
@@ -172,6 +177,8 @@ def pair(bench: BenchConfig, configs, bar):
     finally:
         for process, pipe in workers:
             if process.is_alive():
+                pipe.send("end")                                # the processes of its compiler end with it
+                process.join(1)
                 process.kill()
                 process.join()
 

@@ -159,9 +159,9 @@ def finish_plain(query, sources, past_bias, recent, bias, rho):
 
 # The fast pair gives the same numbers, and may be skipped on a first reading. The queries are known in advance, so a
 # run's reads share one pass over the older sources (Pass). It leaves for each query one tensor, their mix, and the
-# log-sum-exp of their logits: from then on they are *one* source with that logit, beside the few recent ones (Read). The
-# Kimi paper decodes so. Autograd keeps only the sources, which exist anyway, and a weight for each source and token: no
-# stack, no normed copy, no product.
+# log-sum-exp of their logits: from then on they are *one* source with that logit, beside the few recent ones (Read, and
+# ReadOne for PC alone). The Kimi paper decodes so. Autograd keeps only the sources, which exist anyway, and a weight for
+# each source and token: no stack, no normed copy, no product.
 
 def begin_fast(queries, sources, bias):
     if sources[0].numel() <= FEW and not torch.is_grad_enabled():               # decoding: what counts is how many operations
@@ -181,8 +181,8 @@ def begin_fast(queries, sources, bias):
             mix, logit = (torch.cat(x, 1).unflatten(1, sources[0].shape[:2])    # (R, B T, ...) -> (R, B, T, ...)
                           for x in zip(*(apply(Pass, query, bias, *part) for part in parts)))
     mix = iter(mix)
-    return [functools.partial(finish_fast, q, [next(mix) for _ in range(n)], own)
-            for q, n, own in zip(queries, routes, logit.split(routes))]
+    return [functools.partial(finish_fast, own, [next(mix) for _ in range(n)], own_logit)
+            for own, n, own_logit in zip(queries, routes, logit.split(routes))]
 
 def finish_fast(query, past, past_logit, recent, bias, rho):
     if not recent:

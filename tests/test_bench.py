@@ -1,5 +1,7 @@
 """bench.py: what it says of a tiny pair of models; never how fast they were."""
 import json
+import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -26,6 +28,19 @@ def test_a_pair(tmp_path, flags, tokens):
     assert block["peak_mem_mb"] > 50 and block["memory_ratio"] == block["peak_mem_mb"] / block["baseline_peak_mem_mb"]
     row = next(line for line in shown.splitlines() if line.startswith("| block |"))
     assert f"| {block['ratio']:.3f} (" in row and f"| {block['memory_ratio']:.3f} |" in row
+
+@pytest.mark.skipif(os.name != "posix", reason="process groups")
+def test_ctrl_c(tmp_path):
+    """A terminal sends it to the measuring processes too: one line is said, and none of them stays."""
+    command = [sys.executable, ROOT / "bench.py", "--routers", "block", *TINY, "--rounds", "1000000", "--json", tmp_path / "x.json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        for line in process.stdout:
+            if line.startswith("|---"):                                         # the header: the measuring begins
+                break
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=60)                               # until no process holds stderr any more
+    assert process.returncode == 2 and said == "bench.py: stopped by Ctrl-C\n"
+    assert list(tmp_path.iterdir()) == []
 
 def test_the_depth_read_alone(capsys):
     bench.main([*TINY, "--read", "3", "--rounds", "2"])
