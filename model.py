@@ -212,7 +212,7 @@ def apply(function, *args):
     return function.apply(*args) if torch.is_grad_enabled() else function.forward(None, *args)
 
 FEW = 2**13                             # numbers in a source, so few that the definition takes less time than the fast pair
-PASS_READS = 12                         # reads that share a pass: their mixes should still be in the cache at their turn
+PASS_READS = 12                         # sublayers whose reads share a pass: their mixes should still be in the cache at their turn
 PASS_NUMBERS = 6 * 2**20                # on a CPU, of all sources of a pass: C libraries map larger tensors anew each time
 
 class Pass(torch.autograd.Function):
