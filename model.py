@@ -107,13 +107,13 @@ def wide(x):
     """x in float32 at least: sums along depth and softmaxes over it stay in float32 under autocast."""
     return x.float() if x.dtype.itemsize < 4 else x
 
-def mean_square(x):
-    """The mean of each vector's squares: (..., D) -> (...). In one pass over x: its squares would be a tensor more."""
+def inverse_rms(x):
+    """1 / rms of each vector: (..., D) -> (...). In one pass over x: its squares would be a tensor more."""
     norm = torch.linalg.vector_norm(x, dim=-1)
-    return norm * norm / x.size(-1)
+    return (norm * norm / x.size(-1) + EPS).rsqrt()
 
 def mean_squares(tensors):
-    """The same of n tensors, (B, T, D) each: (n, B, T)."""
+    """The mean of each vector's squares, of n tensors, (B, T, D) each: (n, B, T)."""
     norm = torch.stack([torch.linalg.vector_norm(x, dim=-1) for x in tensors])
     return norm * norm / tensors[0].size(-1)
 
@@ -124,10 +124,10 @@ def ratios(square, rho):
     return ratio
 
 def match(sources, rho):
-    """n sources, (B, T, D) each, all scaled to be as loud as the first, but by rho at most; the scales are detached."""
+    """n sources, (B, T, D) each, scaled to be as loud as the first, but by rho at most; the scales are detached."""
     with torch.no_grad():
         ratio = ratios(mean_squares(sources), rho)                              # (n, B, T)
-    return [s * r for s, r in zip(sources, ratio.unsqueeze(-1))]
+    return [sources[0], *(s * r for s, r in zip(sources[1:], ratio[1:].unsqueeze(-1)))]
 
 def plain_read(query, sources, bias=None):
     """The depth read by its definition (Attention Residuals, section 3, without the gain on its keys).
@@ -196,7 +196,7 @@ def finish_fast(query, past, past_logit, recent, bias, rho):
 
 def score(query, s):
     """The logits of a source: query . s / rms(s), (R, B, T) for query (R, D)."""
-    return (s @ query.T).movedim(-1, 0) * (mean_square(s) + EPS).rsqrt()
+    return (s @ query.T).movedim(-1, 0) * inverse_rms(s)
 
 def merged(recent, bias):
     """Where the first source comes again, as a detail of WAV does that has only added: one source with both weights."""
@@ -212,7 +212,7 @@ def apply(function, *args):
     return function.apply(*args) if torch.is_grad_enabled() else function.forward(None, *args)
 
 FEW = 2**13                             # numbers in a source, so few that the definition takes less time than the fast pair
-PASS_READS = 12                         # sublayers whose reads share a pass: their mixes should still be in the cache at their turn
+PASS_READS = 12                         # sublayers whose reads share a pass: the mixes should be in the cache at their turn
 PASS_NUMBERS = 6 * 2**20                # on a CPU, of all sources of a pass: C libraries map larger tensors anew each time
 
 class Pass(torch.autograd.Function):
@@ -220,7 +220,7 @@ class Pass(torch.autograd.Function):
     @staticmethod
     def forward(ctx, query, bias, *sources):
         s = wide(torch.stack(sources, -2))                                      # (B, T, n, D)
-        scale = (mean_square(s) + EPS).rsqrt().unsqueeze(-1)                    # (B, T, n, 1): 1 / rms
+        scale = inverse_rms(s).unsqueeze(-1)                                    # (B, T, n, 1)
         dot = (s @ query.T) * scale                                             # (B, T, n, R)
         logit = dot + bias.T
         largest = logit.amax(-2, keepdim=True)                                  # (B, T, 1, R)
@@ -295,7 +295,7 @@ class ReadOne(torch.autograd.Function):
     @staticmethod
     def forward(ctx, query, past_logit, source, *past):
         s = wide(source)
-        scale = (mean_square(s) + EPS).rsqrt()                                  # (B, T): 1 / rms
+        scale = inverse_rms(s)                                                  # (B, T)
         dot = torch.stack([s @ q for q in query]) * scale                       # (R, B, T)
         weight = (dot - past_logit).sigmoid()                                   # (R, B, T)
         mixes = [torch.lerp(mix, s, w) for mix, w in zip(past, weight.unsqueeze(-1))]
@@ -473,7 +473,7 @@ class RD(Block):
 
         attention: h = mix by query_l for queries and keys, h_v = mix by query_v_l for values        MLP: as Block
 
-    The two routes are in `reads` and `read`.
+    Both queries are in `queries`, and a read has a mix for each.
     """
     decouple_v = True
 
@@ -555,7 +555,7 @@ class WAV(DepthRouter):
                 details = [None if d is None and sign > 0 else torch.add(c if d is None else d, u, alpha=sign)
                            for d, sign in zip(details, self.signs(l, block))]
                 c = c + u
-            sources = [*sources, c, *match([c, *details], rho)[1:]]
+            sources = [*sources, *match([c, *details], rho)]
             sums = [*sums, c]
         if self.config.head_details:
             return self.read_head(sources, self.past_bias(bias[self.head:], len(self.blocks)))
@@ -586,7 +586,7 @@ class CPURMSNorm(torch.autograd.Function):
     """On CPUs F.rms_norm is not fused; layer norm is, and its backward pass with mean 0 lacks one term of this one's."""
     @staticmethod
     def forward(ctx, x, weight):
-        scale = (mean_square(x) + EPS).rsqrt().unsqueeze(-1)                    # (..., 1)
+        scale = inverse_rms(x).unsqueeze(-1)                                    # (..., 1)
         ctx.save_for_backward(x, weight, scale)
         return (x * scale).mul_(weight)
 

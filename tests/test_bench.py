@@ -32,8 +32,10 @@ def test_a_pair(tmp_path, flags, tokens):
 @pytest.mark.skipif(os.name != "posix", reason="process groups")
 def test_ctrl_c(tmp_path):
     """A terminal sends it to the measuring processes too: one line is said, and none of them stays."""
-    command = [sys.executable, ROOT / "bench.py", "--routers", "block", *TINY, "--rounds", "1000000", "--json", tmp_path / "x.json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+    command = [sys.executable, ROOT / "bench.py", "--routers", "block", *TINY, "--rounds", "1000000",
+               "--json", tmp_path / "x.json"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
         for line in process.stdout:
             if line.startswith("|---"):                                         # the header: the measuring begins
                 break
