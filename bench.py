@@ -127,7 +127,7 @@ def depth_read(bench: BenchConfig, config: GPTConfig):
 
     g = torch.randn(shape, device=bench.device)
     one = lambda: [router.read_head(sources)]
-    many = lambda: [router.read(l, past)[0] for l, past in router.reads(run, sources)]
+    many = lambda: [router.read(l, past)[0][0] for l, past in router.reads(run, sources)]
     rows = []
     for _ in tqdm(range(bench.rounds + 3), disable=None, unit="round", leave=False):
         with torch.no_grad():

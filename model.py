@@ -151,17 +151,21 @@ def begin_plain(queries, sources, bias):
     return [functools.partial(finish_plain, query, sources, b) for query, b in zip(queries, bias)]
 
 def finish_plain(query, sources, past_bias, recent, bias, rho):
-    """A read's mixes, (B, T, D), one for each of its queries. recent: n sources written since it began, bias: (n), theirs;
-    None is 0. rho: match them to the first of them; None: take them as they are."""
+    """A read's mixes, (B, T, D), one for each of its queries; and recent, as it is to be used from then on.
+
+    recent: n sources written since the read began. bias: (n), theirs; None is 0. rho: match them to the first of them;
+    None: take them as they are.
+    """
     bias = query.new_zeros(len(recent)) if bias is None else bias
-    recent = recent if rho is None else match(recent, rho)
-    return [plain_read(q, [*sources, *recent], torch.cat((past_bias, bias)))[0] for q in query]
+    matched = recent if rho is None else match(recent, rho)
+    return [plain_read(q, [*sources, *matched], torch.cat((past_bias, bias)))[0] for q in query], recent
 
 # The fast pair gives the same numbers, and may be skipped on a first reading. The queries are known in advance, so a
 # run's reads share one pass over the older sources (Pass). It leaves for each query one tensor, their mix, and the
 # log-sum-exp of their logits: from then on they are *one* source with that logit, beside the few recent ones (Read, and
 # ReadOne for PC alone). The Kimi paper decodes so. Autograd keeps only the sources, which exist anyway, and a weight for
-# each source and token: no stack, no normed copy, no product.
+# each source and token: no stack, no normed copy, no product. A read returns its recent sources too: the gradients of their
+# later uses then come through it, and it adds its own to them as it makes it, where autograd would need a pass more.
 
 def begin_fast(queries, sources, bias):
     if sources[0].numel() <= FEW and not torch.is_grad_enabled():               # decoding: what counts is how many operations
@@ -169,43 +173,55 @@ def begin_fast(queries, sources, bias):
     routes = [len(query) for query in queries]
     query = torch.cat(queries)                                                  # (R, D)
     bias = torch.cat([b.expand(n, -1) for n, b in zip(routes, bias.split(1))])  # (reads, n) -> (R, n)
-    numbers = len(sources) * sources[0].numel()
     with torch.autocast(query.device.type, enabled=False):                      # in float32
         if len(sources) == 1:                                                   # it is its own mix
             s = wide(sources[0])                                                # views, as one tensor may not come twice
-            mix, logit = [s.view_as(s) for _ in query], score(query, s) + bias.unsqueeze(-1)
-        elif query.device.type != "cpu" or numbers <= PASS_NUMBERS:
-            mix, logit = apply(Pass, query, bias, *sources)                     # (R, B, T, D), (R, B, T)
+            mixes, logit = [s.view_as(s) for _ in query], score(query, s) + bias.unsqueeze(-1)
         else:
-            parts = zip(*(s.flatten(0, 1).chunk(math.ceil(numbers / PASS_NUMBERS)) for s in sources))
-            mix, logit = (torch.cat(x, 1).unflatten(1, sources[0].shape[:2])    # (R, B T, ...) -> (R, B, T, ...)
-                          for x in zip(*(apply(Pass, query, bias, *part) for part in parts)))
-    mix = iter(mix)
-    return [functools.partial(finish_fast, own, [next(mix) for _ in range(n)], own_logit)
+            tokens = [s.flatten(0, 1) for s in sources]                         # (B, T, D) -> (N, D), N = B T
+            parts = math.ceil(len(sources) / fitting(sources[0]))
+            if parts == 1:
+                outputs = apply(Pass, query, bias, *tokens)
+            else:
+                tokens = zip(*(s.chunk(parts) for s in tokens))
+                outputs = [torch.cat(x) for x in zip(*(apply(Pass, query, bias, *part) for part in tokens))]
+            logit, *mixes = (x.unflatten(0, sources[0].shape[:2]) for x in outputs)     # (B, T, R), R of (B, T, D)
+            logit = logit.movedim(-1, 0)                                        # (R, B, T)
+    mixes = iter(mixes)
+    return [functools.partial(finish_fast, own, [next(mixes) for _ in range(n)], own_logit)
             for own, n, own_logit in zip(queries, routes, logit.split(routes))]
 
 def finish_fast(query, past, past_logit, recent, bias, rho):
     if not recent:
-        return [mix.clone() for mix in past]                                    # a view would keep all mixes of its pass
-    if rho is not None:
-        recent, bias = merged(recent, bias)
+        return [mix.clone() for mix in past], recent                            # a view would keep all mixes of its pass
     with torch.autocast(query.device.type, enabled=False):
-        if len(recent) == 1:
-            return list(apply(ReadOne, query, past_logit if bias is None else past_logit - bias, *recent, *past))
-        return [apply(Read, q, bias, rho, mix, logit, *recent) for q, mix, logit in zip(query, past, past_logit)]
+        sources, bias, where = (recent, bias, range(len(recent))) if rho is None else merged(recent, bias, rho)
+        if len(sources) == 1:
+            past_logit = past_logit if bias is None else past_logit - bias
+            *mixes, source = apply(ReadOne, query, past_logit, *sources, *past)
+            sources = [source]
+        else:
+            mixes = []
+            for q, mix, logit in zip(query, past, past_logit):
+                mix, *sources = apply(Read, q, bias, rho, mix, logit, *sources)
+                mixes.append(mix)
+        return mixes, [sources[i] for i in where]
 
 def score(query, s):
     """The logits of a source: query . s / rms(s), (R, B, T) for query (R, D)."""
     return (s @ query.T).movedim(-1, 0) * inverse_rms(s)
 
-def merged(recent, bias):
-    """Where the first source comes again, as a detail of WAV does that has only added: one source with both weights."""
-    others = [i for i, s in enumerate(recent) if s is not recent[0]]
-    if len(others) == len(recent) - 1:
-        return recent, bias
-    b = bias.unbind()
-    first = functools.reduce(torch.logaddexp, [b[i] for i in range(len(b)) if i not in others])
-    return [recent[0], *(recent[i] for i in others)], torch.stack([first, *(b[i] for i in others)])
+def merged(recent, bias, rho):
+    """Where a source comes again, as a detail of WAV does that has only added: it is one source with both weights.
+
+    Returns the distinct sources, their biases, and which of them each of `recent` is.
+    """
+    if rho < 1:                                                                 # scaled, it is another source
+        return [recent[0], *(s.view_as(s) for s in recent[1:])], bias, range(len(recent))
+    first = [next(i for i, t in enumerate(recent) if t is s) for s in recent]
+    distinct = [i for i, j in enumerate(first) if i == j]
+    bias = [functools.reduce(torch.logaddexp, [b for b, j in zip(bias.unbind(), first) if j == i]) for i in distinct]
+    return [recent[i] for i in distinct], torch.stack(bias), [distinct.index(i) for i in first]
 
 def apply(function, *args):
     """An autograd function; where no gradient is wanted, its forward alone, without a ctx: that is quicker."""
@@ -213,45 +229,51 @@ def apply(function, *args):
 
 FEW = 2**13                             # numbers in a source, so few that the definition takes less time than the fast pair
 PASS_READS = 12                         # sublayers whose reads share a pass: the mixes should be in the cache at their turn
-PASS_NUMBERS = 6 * 2**20                # on a CPU, of all sources of a pass: C libraries map larger tensors anew each time
+PASS_NUMBERS = 6 * 2**20                # in each tensor of a pass, on a CPU: C libraries map larger ones anew each time
+
+def fitting(s):
+    """How many tensors as large as s a tensor of a pass may hold."""
+    return max(1, PASS_NUMBERS // s.numel()) if s.device.type == "cpu" else 2**20
 
 class Pass(torch.autograd.Function):
-    """R reads of the same n sources, (B, T, D) or (tokens, D): the mixes, (R, B, T, D), and their logits, (R, B, T)."""
+    """R reads of the same n sources, (N, D) each, N tokens: the log-sum-exps of their logits, (N, R), and R mixes, (N, D)."""
     @staticmethod
     def forward(ctx, query, bias, *sources):
-        s = wide(torch.stack(sources, -2))                                      # (B, T, n, D)
-        scale = inverse_rms(s).unsqueeze(-1)                                    # (B, T, n, 1)
-        dot = (s @ query.T) * scale                                             # (B, T, n, R)
+        s = wide(torch.stack(sources, 1))                                       # (N, n, D)
+        scale = inverse_rms(s).unsqueeze(-1)                                    # (N, n, 1)
+        dot = (s @ query.T) * scale                                             # (N, n, R)
         logit = dot + bias.T
-        largest = logit.amax(-2, keepdim=True)                                  # (B, T, 1, R)
-        alpha = (logit - largest).exp()                                         # (B, T, n, R)
-        total = alpha.sum(-2, keepdim=True)                                     # (B, T, 1, R)
+        largest = logit.amax(1, keepdim=True)                                   # (N, 1, R)
+        alpha = (logit - largest).exp()                                         # (N, n, R)
+        total = alpha.sum(1, keepdim=True)                                      # (N, 1, R)
         alpha = alpha / total
-        mix = alpha.mT @ s                                                      # (B, T, R, D)
-        lse = (largest + total.log()).squeeze(-2)                               # (B, T, R): log-sum-exp of the logits
+        mixes = [mix for a in alpha.split(fitting(sources[0]), -1) for mix in (a.mT @ s).unbind(1)]      # R of (N, D)
         if ctx:
             ctx.save_for_backward(query, scale, dot, alpha, *sources)
-        return mix.movedim(-2, 0), lse.movedim(-1, 0)
+        return (largest + total.log()).squeeze(1), *mixes
 
     @staticmethod
-    def backward(ctx, d_mix, d_lse):
+    def backward(ctx, d_lse, *d_mixes):
         query, scale, dot, alpha, *sources = ctx.saved_tensors
-        s = wide(torch.stack(sources, -2))                                      # (B, T, n, D)
-        g = d_mix.movedim(0, -2)                                                # (B, T, R, D)
-        d_alpha = s @ g.mT                                                      # (B, T, n, R)
-        mean = (alpha * d_alpha).sum(-2) - d_lse.movedim(0, -1)                 # (B, T, R)
-        d_logit = alpha * (d_alpha - mean.unsqueeze(-2))                        # (B, T, n, R)
+        s, fit = wide(torch.stack(sources, 1)), fitting(sources[0])             # (N, n, D)
+        gs = [torch.stack(d_mixes[i:i + fit], 1) for i in range(0, len(query), fit)]    # (N, some of R, D) each
+        d_alpha = torch.cat([s @ g.mT for g in gs], -1)                         # (N, n, R)
+        mean = (alpha * d_alpha).sum(1) - d_lse                                 # (N, R)
+        d_logit = alpha * (d_alpha - mean.unsqueeze(1))                         # (N, n, R)
         d_dot = d_logit * scale
-        through_rms = (d_dot * dot).sum(-1, keepdim=True) * scale / s.size(-1)  # (B, T, n, 1)
-        d_s = alpha @ g                                                         # (B, T, n, D)
-        d_s.view(-1, s.size(-1)).addmm_(d_dot.flatten(0, -2), query)            # in place: n sources are large
-        d_s.addcmul_(through_rms, s, value=-1)
-        d_query = d_dot.flatten(0, -2).T @ s.flatten(0, -2)                     # (R, B T n) @ (B T n, D)
-        d_bias = d_logit.flatten(0, -3).sum(0).T                                # (R, n)
-        return d_query, d_bias, *d_s.unbind(-2)
+        through_rms = (d_dot * dot).sum(-1, keepdim=True) * scale / s.size(-1)  # (N, n, 1)
+        d_s = s * -through_rms                                                  # (N, n, D)
+        for a, g in zip(alpha.split(fit, -1), gs):
+            d_s.baddbmm_(a, g)                                                  # in place: n sources are large
+        d_s.view(-1, s.size(-1)).addmm_(d_dot.flatten(0, 1), query)
+        d_query = d_dot.flatten(0, 1).T @ s.flatten(0, 1)                       # (R, N n) @ (N n, D)
+        return d_query, d_logit.sum(0).T, *d_s.unbind(1)
 
 class Read(torch.autograd.Function):
-    """One read of its past, a mix (B, T, D) with its logit (B, T), and of n recent sources, (B, T, D) each: (B, T, D)."""
+    """One read of its past, a mix (B, T, D) with its logit (B, T), and of n recent sources, (B, T, D) each: (B, T, D).
+
+    The sources come back beside it, and in the backward pass the gradients of their later uses, `through`.
+    """
     @staticmethod
     def forward(ctx, query, bias, rho, past, past_logit, *sources):
         s = [wide(source) for source in sources]
@@ -270,18 +292,18 @@ class Read(torch.autograd.Function):
             mix.addcmul_(x, w)
         if ctx:
             ctx.save_for_backward(query, bias, scale, dot, alpha, weight, mix, *sources)
-        return mix
+        return mix, *sources
 
     @staticmethod
-    def backward(ctx, g):
+    def backward(ctx, g, *through):
         query, bias, scale, dot, alpha, weight, mix, *sources = ctx.saved_tensors
         s = [wide(source) for source in sources]
         d_weight = torch.stack([(g * x).sum(-1) for x in s])                    # (n, B, T)
         d_logit = weight * d_weight - alpha[1:] * (g * mix).sum(-1)             # (n, B, T)
         d_dot = d_logit * scale
         through_rms = d_dot * dot * scale / query.numel()                       # (n, B, T)
-        d_sources = [(g * w).addcmul_(d, query).addcmul_(t, x, value=-1)
-                     for x, w, d, t in zip(s, *(y.unsqueeze(-1) for y in (weight, d_dot, through_rms)))]
+        d_sources = [torch.addcmul(wide(later), g, w).addcmul_(d, query).addcmul_(t, x, value=-1)
+                     for later, x, w, d, t in zip(through, s, *(y.unsqueeze(-1) for y in (weight, d_dot, through_rms)))]
         d_query = sum(d.flatten() @ x.flatten(0, -2) for x, d in zip(s, d_dot))
         d_bias = None if bias is None else d_logit.flatten(1).sum(1)
         d_past = g * alpha[0].unsqueeze(-1)
@@ -290,7 +312,7 @@ class Read(torch.autograd.Function):
 class ReadOne(torch.autograd.Function):
     """The read of one recent source, (B, T, D), beside R pasts, mixes (B, T, D) with logits (R, B, T): R of (B, T, D).
 
-    A softmax of two is a sigmoid, and the routes of a decoupled read have the source in common.
+    A softmax of two is a sigmoid, and the routes of a decoupled read have the source in common. It comes back, as in Read.
     """
     @staticmethod
     def forward(ctx, query, past_logit, source, *past):
@@ -301,16 +323,17 @@ class ReadOne(torch.autograd.Function):
         mixes = [torch.lerp(mix, s, w) for mix, w in zip(past, weight.unsqueeze(-1))]
         if ctx:
             ctx.save_for_backward(query, scale, dot, weight, source, *mixes)
-        return tuple(mixes)
+        return *mixes, source
 
     @staticmethod
     def backward(ctx, *gs):
+        *gs, through = gs
         query, scale, dot, weight, source, *mixes = ctx.saved_tensors
         s, weights = wide(source), weight.unsqueeze(-1).unbind()                # R of (B, T, 1)
         d_logit = weight * torch.stack([(s - mix).mul_(g).sum(-1) for g, mix in zip(gs, mixes)])    # (R, B, T)
         d_dot = d_logit * scale
         through_rms = (d_dot * dot).sum(0) * scale / query.size(1)              # (B, T)
-        d_s = gs[0] * weights[0]
+        d_s = torch.addcmul(wide(through), gs[0], weights[0])
         for g, w in zip(gs[1:], weights[1:]):
             d_s.addcmul_(g, w)
         for d, q in zip(d_dot.unsqueeze(-1), query):
@@ -365,7 +388,8 @@ class DepthRouter(nn.Module):
     """What the routers with a depth read share: their queries, and how they read. Each has its own `forward`, and in it
 
         for l, past in self.reads(run, sources):                # begins the reads of a run of sublayers, from old sources
-            u = sublayers[l](*self.read(l, past, recent))       # finishes read l, with what the run has written
+            inputs, recent = self.read(l, past, recent)         # finishes read l, with what the run has written
+            u = sublayers[l](*inputs)
     """
     adds = False                        # Delta adds the mix to a stream that stays; else the mix replaces the stream
     decouple_v = False                  # RD: values read depth by a query of their own
@@ -410,15 +434,16 @@ class DepthRouter(nn.Module):
         """Finish read l with the sources that its run has written: the list of the sublayer's inputs, (B, T, D) each.
 
         One input, h, or at a decoupled attention two, h for queries and keys and h_v for values. bias: (len(recent)) on
-        their logits. rho: match them to the first of them.
+        their logits. rho: match them to the first of them. With the inputs come the recent sources, to go on with.
         """
-        mixes = past(recent, bias, rho)
-        return [sum(mixes) / len(mixes)] if self.config.rd_control == "average" else mixes
+        mixes, recent = past(recent, bias, rho)
+        return [sum(mixes) / len(mixes)] if self.config.rd_control == "average" else mixes, recent
 
     def read_head(self, sources, bias=None):
         """The head's read of all sources, (B, T, D). bias: (1, n). No other read shares a pass: only the first is in one."""
         (l, past), = self.reads(range(self.head, self.head + 1), sources[:1], None if bias is None else bias[:, :1])
-        return self.read(l, past, sources[1:], None if bias is None else bias[0, 1:])[0]
+        (mix,), _ = self.read(l, past, sources[1:], None if bias is None else bias[0, 1:])
+        return mix
 
 def passes(run):
     """A range of sublayers, cut where a new pass begins."""
@@ -434,7 +459,8 @@ class AttnRes(DepthRouter):
         for run in passes(range(self.head)):
             recent = []
             for l, past in self.reads(run, sources):
-                recent.append(sublayers[l](*self.read(l, past, recent)))
+                inputs, recent = self.read(l, past, recent)
+                recent = [*recent, sublayers[l](*inputs)]
             sources = sources + recent
         return self.read_head(sources)
 
@@ -448,8 +474,9 @@ class Cumulative(DepthRouter):
         for run in passes(range(self.head)):
             recent = []
             for l, past in self.reads(run, sources):
-                state = state + sublayers[l](*self.read(l, past, recent))
-                recent.append(state)
+                inputs, recent = self.read(l, past, recent)
+                state = state + sublayers[l](*inputs)
+                recent = [*recent, state]
             sources = sources + recent
         return self.read_head(sources)
 
@@ -461,11 +488,12 @@ class Block(DepthRouter):
     def forward(self, e, sublayers):
         sources = self.first_sources(e)
         for block in self.blocks:
-            c = torch.zeros_like(e)                             # PC, and C when the block ends
+            pc = []                                             # PC: no source before its first update; C when the block ends
             for l, past in self.reads(block, sources):
-                recent = [c] if l > block.start else []         # no source before its first update
-                c = c + sublayers[l](*self.read(l, past, recent))
-            sources = [*sources, c]
+                inputs, pc = self.read(l, past, pc)
+                u = wide(sublayers[l](*inputs))
+                pc = [pc[0] + u if pc else u]
+            sources = [*sources, *pc]
         return self.read_head(sources)
 
 class RD(Block):
@@ -500,9 +528,10 @@ class Delta(DepthRouter):
         for run in passes(range(self.head)):
             recent = []
             for l, past in self.reads(run, sources):
-                u = sublayers[l](*self.add(l, stream, self.read(l, past, recent)))
+                mixes, recent = self.read(l, past, recent)
+                u = sublayers[l](*self.add(l, stream, mixes))
                 stream = stream + u
-                recent.append(u)
+                recent = [*recent, u]
             sources = sources + recent
         return stream
 
@@ -516,7 +545,8 @@ class DeltaBlock(Delta):
         for block in self.blocks:
             c = torch.zeros_like(e)
             for l, past in self.reads(block, sources):
-                u = sublayers[l](*self.add(l, stream, self.read(l, past)))
+                mixes, _ = self.read(l, past)
+                u = sublayers[l](*self.add(l, stream, mixes))
                 stream, c = stream + u, c + u
             sources = [*sources, c]
         return stream
@@ -538,6 +568,11 @@ class WAV(DepthRouter):
         sign = {"phase": 1 if l % 2 == 0 else -1, "split": 1 if l - block.start < len(block) // 2 else -1}
         return [sign[name] for name in self.config.detail_names]
 
+    def written(self, own, u, signs):
+        """C and its details after one more update: a detail that has only added stays the same tensor as C."""
+        c = own[0] + u
+        return [c, *(c if d is own[0] and sign > 0 else torch.add(d, u, alpha=sign) for d, sign in zip(own[1:], signs))]
+
     def past_bias(self, bias, blocks):
         """The biases on e and on the sources of so many completed blocks: (reads, 1 + details) -> (reads, n)."""
         return F.pad(bias.repeat(1, blocks), (1 + self.config.null_source, 0))
@@ -546,17 +581,12 @@ class WAV(DepthRouter):
         sources, sums, rho = self.first_sources(e), self.first_sources(e), self.config.rho
         bias = F.pad(self.detail_bias, (1, 0))                                  # (reads, 1 + details): a sum has bias 0
         for b, block in enumerate(self.blocks):
-            c, details = torch.zeros_like(e), [None] * len(self.config.detail_names)     # None: it has only added, and is C
+            own = [torch.zeros_like(e)] * bias.size(1)          # C and its details: one tensor while they have only added
             for l, past in self.reads(block, sources, self.past_bias(bias[block.start:block.stop], b)):
-                again = c if rho >= 1 else c.view_as(c)                         # a view: scaled, it is another source
-                own = [c, *(again if d is None else d for d in details)]
-                recent = (own, bias[l], rho) if l > block.start else ()
-                u = sublayers[l](*self.read(l, past, *recent))
-                details = [None if d is None and sign > 0 else torch.add(c if d is None else d, u, alpha=sign)
-                           for d, sign in zip(details, self.signs(l, block))]
-                c = c + u
-            sources = [*sources, *match([c, *details], rho)]
-            sums = [*sums, c]
+                inputs, recent = self.read(l, past, *((own, bias[l], rho) if l > block.start else ()))
+                u = sublayers[l](*inputs)
+                own = self.written(recent or own, u, self.signs(l, block))
+            sources, sums = [*sources, *match(own, rho)], [*sums, own[0]]
         if self.config.head_details:
             return self.read_head(sources, self.past_bias(bias[self.head:], len(self.blocks)))
         return self.read_head(sums)

@@ -98,7 +98,7 @@ class Watch:
             alphas.append(alpha)
         if self.see:
             self.see(l, sources, alphas)
-        return [sum(mixes) / len(mixes)] if router.config.rd_control == "average" else mixes
+        return [sum(mixes) / len(mixes)] if router.config.rd_control == "average" else mixes, recent
 
     def __enter__(self):
         self.router.read = self.read                                            # hides the method of the class

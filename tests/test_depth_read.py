@@ -121,12 +121,13 @@ def test_strided_sources(router):
     want = reference.ROUTERS[router](p, c, e, toys)
     assert error(build(c, p)(view, toys).detach(), want) <= TOLERANCE
 
+@pytest.mark.parametrize("fit", [1, 2], ids=["one source fits", "two sources fit"])
 @pytest.mark.parametrize("router", MIXING)
-def test_passes_in_parts(router, monkeypatch):
-    """On a CPU a pass over large sources goes through their tokens in parts; here three tokens at a time, or fewer."""
-    monkeypatch.setattr(model_module, "PASS_NUMBERS", 3 * D)
+def test_passes_in_parts(router, fit, monkeypatch):
+    """On a CPU a pass over large sources goes through their tokens in parts, and makes its mixes a few at a time."""
     c = settings(router, 5, 3, decouple_v=True)
     case = problem(c)
+    monkeypatch.setattr(model_module, "PASS_NUMBERS", fit * case[0].numel())
     agree(by_model(c, *case), by_reference(c, *case))
 
 @pytest.mark.parametrize("few", [0, 2**13], ids=["fast", "few"])

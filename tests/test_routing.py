@@ -205,8 +205,9 @@ def test_ablations_put_weight_and_effect_side_by_side():
     # without e everywhere: read 1 sees u0 alone, and so on; the same by a router that is told so
     biased, original = model_of("attnres", scale=1.0), plain_read
     router = biased.router
-    router.read = lambda l, past, recent=(), bias=None: [original(
-        past.args[0][0], s := [*past.args[1], *recent], torch.tensor([-1e9 if len(s) > 1 else 0.0] + [0.0] * (len(s) - 1)))[0]]
+    router.read = lambda l, past, recent=(), bias=None: ([original(
+        past.args[0][0], s := [*past.args[1], *recent], torch.tensor([-1e9 if len(s) > 1 else 0.0] + [0.0] * (len(s) - 1)))[0]],
+        recent)
     base = model(batch[:, :-1], batch[:, 1:])[1].item()
     assert e["loss"] == pytest.approx(biased(batch[:, :-1], batch[:, 1:])[1].item(), abs=1e-6)
     assert e["effect"] == pytest.approx(e["loss"] - base, abs=1e-6)
