@@ -179,7 +179,7 @@ def begin_fast(queries, sources, bias):
             mixes, logit = [s.view_as(s) for _ in query], score(query, s) + bias.unsqueeze(-1)
         else:
             tokens = [s.flatten(0, 1) for s in sources]                         # (B, T, D) -> (N, D), N = B T
-            parts = math.ceil(len(sources) / fitting(sources[0]))
+            parts = pieces(len(sources), sources[0])
             if parts == 1:
                 outputs = apply(Pass, query, bias, *tokens)
             else:
@@ -220,6 +220,8 @@ def merged(recent, bias, rho):
         return [recent[0], *(s.view_as(s) for s in recent[1:])], bias, range(len(recent))
     first = [next(i for i, t in enumerate(recent) if t is s) for s in recent]
     distinct = [i for i, j in enumerate(first) if i == j]
+    if len(distinct) == len(recent):
+        return recent, bias, first
     bias = [functools.reduce(torch.logaddexp, [b for b, j in zip(bias.unbind(), first) if j == i]) for i in distinct]
     return [recent[i] for i in distinct], torch.stack(bias), [distinct.index(i) for i in first]
 
@@ -231,9 +233,9 @@ FEW = 2**13                             # numbers in a source, so few that the d
 PASS_READS = 12                         # sublayers whose reads share a pass: the mixes should be in the cache at their turn
 PASS_NUMBERS = 6 * 2**20                # in each tensor of a pass, on a CPU: C libraries map larger ones anew each time
 
-def fitting(s):
-    """How many tensors as large as s a tensor of a pass may hold."""
-    return max(1, PASS_NUMBERS // s.numel()) if s.device.type == "cpu" else 2**20
+def pieces(count, s):
+    """In how many pieces a pass makes a tensor as large as `count` of s."""
+    return math.ceil(count * s.numel() / PASS_NUMBERS) if s.device.type == "cpu" else 1
 
 class Pass(torch.autograd.Function):
     """R reads of the same n sources, (N, D) each, N tokens: the log-sum-exps of their logits, (N, R), and R mixes, (N, D)."""
@@ -247,23 +249,25 @@ class Pass(torch.autograd.Function):
         alpha = (logit - largest).exp()                                         # (N, n, R)
         total = alpha.sum(1, keepdim=True)                                      # (N, 1, R)
         alpha = alpha / total
-        mixes = [mix for a in alpha.split(fitting(sources[0]), -1) for mix in (a.mT @ s).unbind(1)]      # R of (N, D)
+        group = math.ceil(len(query) / pieces(len(query), sources[0]))          # mixes in one tensor
+        mixes = [mix for a in alpha.split(group, -1) for mix in (a.mT @ s).unbind(1)]       # R of (N, D)
         if ctx:
+            ctx.group = group
             ctx.save_for_backward(query, scale, dot, alpha, *sources)
         return (largest + total.log()).squeeze(1), *mixes
 
     @staticmethod
     def backward(ctx, d_lse, *d_mixes):
         query, scale, dot, alpha, *sources = ctx.saved_tensors
-        s, fit = wide(torch.stack(sources, 1)), fitting(sources[0])             # (N, n, D)
-        gs = [torch.stack(d_mixes[i:i + fit], 1) for i in range(0, len(query), fit)]    # (N, some of R, D) each
+        s, group = wide(torch.stack(sources, 1)), ctx.group                     # (N, n, D)
+        gs = [torch.stack(d_mixes[i:i + group], 1) for i in range(0, len(query), group)]        # (N, group, D) each
         d_alpha = torch.cat([s @ g.mT for g in gs], -1)                         # (N, n, R)
         mean = (alpha * d_alpha).sum(1) - d_lse                                 # (N, R)
         d_logit = alpha * (d_alpha - mean.unsqueeze(1))                         # (N, n, R)
         d_dot = d_logit * scale
         through_rms = (d_dot * dot).sum(-1, keepdim=True) * scale / s.size(-1)  # (N, n, 1)
         d_s = s * -through_rms                                                  # (N, n, D)
-        for a, g in zip(alpha.split(fit, -1), gs):
+        for a, g in zip(alpha.split(group, -1), gs):
             d_s.baddbmm_(a, g)                                                  # in place: n sources are large
         d_s.view(-1, s.size(-1)).addmm_(d_dot.flatten(0, 1), query)
         d_query = d_dot.flatten(0, 1).T @ s.flatten(0, 1)                       # (R, N n) @ (N n, D)
@@ -292,17 +296,20 @@ class Read(torch.autograd.Function):
             mix.addcmul_(x, w)
         if ctx:
             ctx.save_for_backward(query, bias, scale, dot, alpha, weight, mix, *sources)
+            ctx.set_materialize_grads(False)                                    # the head's read is the last use of its sources
         return mix, *sources
 
     @staticmethod
     def backward(ctx, g, *through):
+        if g is None:                                                           # a sublayer that does not look at its input
+            return None, None, None, None, None, *through
         query, bias, scale, dot, alpha, weight, mix, *sources = ctx.saved_tensors
         s = [wide(source) for source in sources]
         d_weight = torch.stack([(g * x).sum(-1) for x in s])                    # (n, B, T)
         d_logit = weight * d_weight - alpha[1:] * (g * mix).sum(-1)             # (n, B, T)
         d_dot = d_logit * scale
         through_rms = d_dot * dot * scale / query.numel()                       # (n, B, T)
-        d_sources = [torch.addcmul(wide(later), g, w).addcmul_(d, query).addcmul_(t, x, value=-1)
+        d_sources = [(g * w if later is None else torch.addcmul(wide(later), g, w)).addcmul_(d, query).addcmul_(t, x, value=-1)
                      for later, x, w, d, t in zip(through, s, *(y.unsqueeze(-1) for y in (weight, d_dot, through_rms)))]
         d_query = sum(d.flatten() @ x.flatten(0, -2) for x, d in zip(s, d_dot))
         d_bias = None if bias is None else d_logit.flatten(1).sum(1)

@@ -35,7 +35,8 @@ def test_ctrl_c(tmp_path):
     command = [sys.executable, ROOT / "bench.py", "--routers", "block", *TINY, "--rounds", "1000000",
                "--json", tmp_path / "x.json"]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+    heeds = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)                # a shell's background jobs ignore it
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True, preexec_fn=heeds) as process:
         for line in process.stdout:
             if line.startswith("|---"):                                         # the header: the measuring begins
                 break
