@@ -24,6 +24,11 @@ import torch.nn.functional as F
 
 EPS = 1e-6                              # in every rms: rms(s) = sqrt(mean over D of s^2 + EPS)
 
+# MKL settles on a kernel in the first call of each function. Where several threads make that call together, one may get
+# a coarse kernel, right to 1e-4 (pytorch issue 188792), so that one seed would not be one result. One number has one thread.
+for function in (torch.exp, torch.log, torch.sqrt, torch.cos, torch.sin):
+    function(torch.ones(1)), function(torch.ones(1, dtype=torch.float64))
+
 @dataclass
 class GPTConfig:
     vocab_size: int = 96                # tokens the model knows
@@ -193,7 +198,7 @@ def begin_fast(queries, sources, bias):
 
 def finish_fast(query, past, past_logit, recent, bias, rho):
     if not recent:
-        return [mix.clone() for mix in past], recent                            # a view would keep all mixes of its pass
+        return past, recent
     with torch.autocast(query.device.type, enabled=False):
         sources, bias, where = (recent, bias, range(len(recent))) if rho is None else merged(recent, bias, rho)
         if len(sources) == 1:
@@ -246,9 +251,9 @@ class Pass(torch.autograd.Function):
         dot = (s @ query.T) * scale                                             # (N, n, R)
         logit = dot + bias.T
         largest = logit.amax(1, keepdim=True)                                   # (N, 1, R)
-        alpha = (logit - largest).exp()                                         # (N, n, R)
+        alpha = (logit - largest).exp_()                                        # (N, n, R)
         total = alpha.sum(1, keepdim=True)                                      # (N, 1, R)
-        alpha = alpha / total
+        alpha.div_(total)
         group = math.ceil(len(query) / pieces(len(query), sources[0]))          # mixes in one tensor
         mixes = [mix for a in alpha.split(group, -1) for mix in (a.mT @ s).unbind(1)]       # R of (N, D)
         if ctx:
@@ -263,14 +268,14 @@ class Pass(torch.autograd.Function):
         gs = [torch.stack(d_mixes[i:i + group], 1) for i in range(0, len(query), group)]        # (N, group, D) each
         d_alpha = torch.cat([s @ g.mT for g in gs], -1)                         # (N, n, R)
         mean = (alpha * d_alpha).sum(1) - d_lse                                 # (N, R)
-        d_logit = alpha * (d_alpha - mean.unsqueeze(1))                         # (N, n, R)
+        d_logit = d_alpha.sub_(mean.unsqueeze(1)).mul_(alpha)                   # (N, n, R)
         d_dot = d_logit * scale
         through_rms = (d_dot * dot).sum(-1, keepdim=True) * scale / s.size(-1)  # (N, n, 1)
-        d_s = s * -through_rms                                                  # (N, n, D)
-        for a, g in zip(alpha.split(group, -1), gs):
-            d_s.baddbmm_(a, g)                                                  # in place: n sources are large
-        d_s.view(-1, s.size(-1)).addmm_(d_dot.flatten(0, 1), query)
         d_query = d_dot.flatten(0, 1).T @ s.flatten(0, 1)                       # (R, N n) @ (N n, D)
+        d_s = s.mul_(-through_rms)                                              # in place, here and below: n sources are large
+        for a, g in zip(alpha.split(group, -1), gs):
+            d_s.baddbmm_(a, g)
+        d_s.view(-1, s.size(-1)).addmm_(d_dot.flatten(0, 1), query)
         return d_query, d_logit.sum(0).T, *d_s.unbind(1)
 
 class Read(torch.autograd.Function):
@@ -305,15 +310,16 @@ class Read(torch.autograd.Function):
             return None, None, None, None, None, *through
         query, bias, scale, dot, alpha, weight, mix, *sources = ctx.saved_tensors
         s = [wide(source) for source in sources]
-        d_weight = torch.stack([(g * x).sum(-1) for x in s])                    # (n, B, T)
-        d_logit = weight * d_weight - alpha[1:] * (g * mix).sum(-1)             # (n, B, T)
+        product = torch.empty_like(mix)                                         # (B, T, D): made anew, it stays in the cache
+        d_weight = torch.stack([torch.mul(g, x, out=product).sum(-1) for x in s])       # (n, B, T)
+        d_logit = weight * d_weight - alpha[1:] * torch.mul(g, mix, out=product).sum(-1)        # (n, B, T)
+        d_past = torch.mul(g, alpha[0].unsqueeze(-1), out=product)
         d_dot = d_logit * scale
         through_rms = d_dot * dot * scale / query.numel()                       # (n, B, T)
         d_sources = [(g * w if later is None else torch.addcmul(wide(later), g, w)).addcmul_(d, query).addcmul_(t, x, value=-1)
                      for later, x, w, d, t in zip(through, s, *(y.unsqueeze(-1) for y in (weight, d_dot, through_rms)))]
         d_query = sum(d.flatten() @ x.flatten(0, -2) for x, d in zip(s, d_dot))
         d_bias = None if bias is None else d_logit.flatten(1).sum(1)
-        d_past = g * alpha[0].unsqueeze(-1)
         return d_query, d_bias, None, d_past, -d_logit.sum(0), *d_sources       # the logits' gradients add up to 0
 
 class ReadOne(torch.autograd.Function):
@@ -337,7 +343,12 @@ class ReadOne(torch.autograd.Function):
         *gs, through = gs
         query, scale, dot, weight, source, *mixes = ctx.saved_tensors
         s, weights = wide(source), weight.unsqueeze(-1).unbind()                # R of (B, T, 1)
-        d_logit = weight * torch.stack([(s - mix).mul_(g).sum(-1) for g, mix in zip(gs, mixes)])    # (R, B, T)
+        d_weight, d_past = [], []
+        for g, mix, w in zip(gs, mixes, weights):
+            product = (s - mix).mul_(g)                                         # (B, T, D)
+            d_weight.append(product.sum(-1))
+            d_past.append(torch.mul(g, 1 - w, out=product))                     # its memory is in the cache
+        d_logit = weight * torch.stack(d_weight)                                # (R, B, T)
         d_dot = d_logit * scale
         through_rms = (d_dot * dot).sum(0) * scale / query.size(1)              # (B, T)
         d_s = torch.addcmul(wide(through), gs[0], weights[0])
@@ -347,7 +358,7 @@ class ReadOne(torch.autograd.Function):
             d_s.addcmul_(d, q)
         d_s.addcmul_(through_rms.unsqueeze(-1), s, value=-1)
         d_query = d_dot.flatten(1) @ s.flatten(0, -2)                           # (R, B T) @ (B T, D)
-        return d_query, -d_logit, d_s, *[g * (1 - w) for g, w in zip(gs, weights)]
+        return d_query, -d_logit, d_s, *d_past
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The routers. forward(e, sublayers): e (B, T, D) is the token embedding, sublayers a list of 2L callables that return
@@ -444,6 +455,8 @@ class DepthRouter(nn.Module):
         their logits. rho: match them to the first of them. With the inputs come the recent sources, to go on with.
         """
         mixes, recent = past(recent, bias, rho)
+        if not (recent or self.adds):                           # the sublayer keeps its input: a view would keep all mixes
+            mixes = [mix.clone() for mix in mixes]
         return [sum(mixes) / len(mixes)] if self.config.rd_control == "average" else mixes, recent
 
     def read_head(self, sources, bias=None):
