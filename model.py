@@ -170,7 +170,8 @@ def finish_plain(query, sources, past_bias, recent, bias, rho):
 # log-sum-exp of their logits: from then on they are *one* source with that logit, beside the few recent ones (Read, and
 # ReadOne for PC alone). The Kimi paper decodes so. Autograd keeps only the sources, which exist anyway, and a weight for
 # each source and token: no stack, no normed copy, no product. A read returns its recent sources too: the gradients of their
-# later uses then come through it, and it adds its own to them as it makes it, where autograd would need a pass more.
+# later uses then come through it, and it adds its own to them as it makes it, where autograd would need a pass more. Only
+# the plain pair can be differentiated twice: here backward passes write into memory in place, and that raises an error.
 
 def begin_fast(queries, sources, bias):
     if sources[0].numel() <= FEW and not torch.is_grad_enabled():               # decoding: what counts is how many operations

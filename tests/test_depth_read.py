@@ -75,6 +75,21 @@ def test_gradcheck(router):
     inputs = [x.detach().clone().requires_grad_() for x in [e, w, *[p[name] for name in names]]]
     assert torch.autograd.gradcheck(f, inputs, eps=1e-6, atol=1e-6, rtol=1e-5)
 
+@pytest.mark.parametrize("router", MIXING)
+def test_second_derivatives(router):
+    """The plain read has them. The fast one says that it has not: what it keeps for its backward pass is constant to autograd."""
+    for plain in (True, False):
+        c = settings(router, 2, 2, rho=0.05, n_embd=4, plain_read=plain)
+        e, w, p, _ = problem(c, B=1, T=2)
+        model, e = build(c, p), e.detach().requires_grad_()
+        f = lambda e: model(e, toy_sublayers(w))
+        if plain:
+            assert torch.autograd.gradgradcheck(f, e, eps=1e-6, atol=1e-5, rtol=1e-5)      # differences of differences
+        else:
+            with pytest.raises(RuntimeError, match="differentiation|inplace"):
+                first, = torch.autograd.grad(f(e).square().sum(), e, create_graph=True)
+                torch.autograd.grad(first.sum(), e)
+
 @pytest.mark.parametrize("plain", [False, True], ids=["fast", "plain"])
 @pytest.mark.parametrize("router", MIXING)
 def test_autocast(router, plain):
