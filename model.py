@@ -644,6 +644,8 @@ class CPURMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g):
         x, weight, scale = ctx.saved_tensors
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():       # it is to be differentiated again
+            return torch.autograd.grad(F.rms_norm(x, weight.shape, weight, EPS), (x, weight), g, create_graph=True)
         d_x, d_weight, _ = torch.ops.aten.native_layer_norm_backward(
             g, x, weight.shape, torch.zeros_like(scale), scale, weight, None, (True, True, False))
         mean = (g @ weight).unsqueeze(-1) / x.size(-1)                          # layer norm takes it away, rms norm does not

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 import reference
 from toys import ADDITIVE, MIXING, TOLERANCE, error
-from model import GPT, GPTConfig, ROUTERS
+from model import GPT, GPTConfig, ROUTERS, RMSNorm
 
 ALL = ("residual", "rezero", "layerscale") + MIXING
 SMALL = dict(vocab_size=13, seq_len=12, n_layer=3, n_blocks=2, n_head=4, n_kv_head=2, n_embd=16, mlp_hidden=24)
@@ -78,6 +78,15 @@ def test_equals_the_reference(router, flags):
 def test_shapes_of_the_backbone(shape):
     for router in ("residual", "rd"):
         check_against_the_reference(build(router, **shape), gradients=True)
+
+def test_derivatives_of_the_norm():
+    """The first by a backward pass of its own, the second by autograd's, against differences of values, in float64."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in ((3, 4), (4,)))
+    norm = RMSNorm(4).double()
+    f = lambda x, weight: torch.func.functional_call(norm, {"weight": weight}, x)
+    assert torch.autograd.gradcheck(f, (x, weight), eps=1e-6, atol=1e-7)        # differences of step eps are right to eps^2
+    assert torch.autograd.gradgradcheck(f, (x, weight), eps=1e-6, atol=1e-7)
 
 def test_first_weights():
     """Normal, std 0.02; the two output projections 0.02 / sqrt(2L); norms 1."""
