@@ -26,8 +26,8 @@ EPS = 1e-6                              # in every rms: rms(s) = sqrt(mean over 
 
 # MKL settles on a kernel in the first call of each function. Where several threads make that call together, one may get
 # a coarse kernel, right to 1e-4 (pytorch issue 188792), so that one seed would not be one result. One number has one thread.
-for function in (torch.exp, torch.log, torch.sqrt, torch.cos, torch.sin):
-    function(torch.ones(1)), function(torch.ones(1, dtype=torch.float64))
+for one in (torch.ones(1), torch.ones(1, dtype=torch.float64)):
+    one.exp(), one.log(), one.sqrt(), one.cos(), one.sin()
 
 @dataclass
 class GPTConfig:

@@ -14,6 +14,7 @@ For every depth read, means over all tokens of the validation windows:
 
 A mean over reads or layers leaves out those with a single source: they have nothing to choose from.
 """
+import functools
 import json
 import math
 import statistics
@@ -83,11 +84,14 @@ class Watch:
     def __init__(self, router, see=None, hidden=None):
         self.router, self.see, self.hidden = router, see, hidden or {}
 
-    def read(self, l, past, recent=(), bias=None, rho=None):
-        router, mixes, alphas = self.router, [], []
+    def read(self, l, past, *recent):
+        """The read of the router's class, finished by `finish` with what `past` holds for model.finish_plain."""
+        return type(self.router).read(self.router, l, functools.partial(self.finish, l, *past.args), *recent)
+
+    def finish(self, l, queries, older, older_bias, recent, bias, rho):
+        mixes, alphas = [], []
         if bias is None:
-            bias = router.query.new_zeros(len(recent))
-        queries, older, older_bias = past.args                                  # of model.finish_plain
+            bias = older_bias.new_zeros(len(recent))
         sources = [*older, *(recent if rho is None else match(recent, rho))]    # n of (B, T, D)
         b = torch.cat((older_bias, bias))                                       # (n)
         if l in self.hidden:
@@ -98,7 +102,7 @@ class Watch:
             alphas.append(alpha)
         if self.see:
             self.see(l, sources, alphas)
-        return [sum(mixes) / len(mixes)] if router.config.rd_control == "average" else mixes, recent
+        return mixes, recent
 
     def __enter__(self):
         self.router.read = self.read                                            # hides the method of the class
