@@ -28,11 +28,12 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from common import Parser, UserError, atomic_write, run
-from data import (HEADER_BYTES, SPLITS, ByteTokenizer, CharTokenizer, GPT2Tokenizer, load_data, shard_header,
+from nanodepth.files import UserError, atomic_write, run
+from nanodepth.settings import Parser
+from nanodepth.data import (HEADER_BYTES, SPLITS, ByteTokenizer, CharTokenizer, GPT2Tokenizer, load_data, shard_header,
                   token_dtype, tokenizer_from)
-from documents import KINDS, PACKED, Corpus, File, by_position, input_files, jobs, kind_of, pieces
-from download import Unfinished, check_sum, digest, fetch, length, lock, save
+from nanodepth.documents import KINDS, PACKED, Corpus, File, by_position, input_files, jobs, kind_of, pieces
+from nanodepth.download import Unfinished, check_sum, digest, fetch, length, lock, save
 
 SHARD_TOKENS = 100_000_000      # tokens of a full shard, as in llm.c
 SAVE_SECONDS = 10               # between two saves of the progress

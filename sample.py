@@ -10,8 +10,11 @@ from pathlib import Path
 
 import torch
 
-from common import Parser, UserError, load_checkpoint, load_model, pick_device, run
-from data import tokenizer_from
+from model import GPT, GPTConfig
+from nanodepth.files import UserError, load_checkpoint, load_model, newest_run, run
+from nanodepth.machine import pick_device
+from nanodepth.settings import Parser
+from nanodepth.data import tokenizer_from
 
 
 @dataclass
@@ -24,13 +27,6 @@ class SampleConfig:
     top_k: int = 50                      # choose among the k likeliest tokens; 0: among all
     seed: int = 0                        # of the choices
     device: str = "auto"                 # auto, cpu, cuda, cuda:N or mps
-
-def newest_run() -> Path:
-    """The folder under out/ whose checkpoint was written last, however deep it lies."""
-    runs = list(Path("out").rglob("ckpt.pt"))
-    if not runs:
-        raise UserError("there is no run under out/ yet; train one with train.py, or name a folder with --out_dir.")
-    return max(runs, key=lambda path: path.stat().st_mtime).parent
 
 def first_token(tokenizer) -> int:
     """What a text begins after: the end of another; where there is none, as in text8, a newline, a space or id 0."""
@@ -57,7 +53,7 @@ def main(argv) -> None:
     if checkpoint["tokenizer"] is None:
         raise UserError(f"the data of {out_dir} came without a tokenizer, so its tokens cannot be shown as text.")
     tokenizer = tokenizer_from(checkpoint["tokenizer"])
-    model = load_model(checkpoint).to(device).eval()
+    model = load_model(checkpoint, GPT, GPTConfig).to(device).eval()
     prompt = s.prompt or ""
     tokens = [int(t) for t in tokenizer.encode(prompt)] or [first_token(tokenizer)]
     idx = torch.tensor([tokens], device=device)                         # (1, T)

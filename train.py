@@ -26,9 +26,10 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from common import (Parser, UserError, atomic_write, autocast, explain, keep_freed_memory, load_checkpoint, nearest,
-                    peak_mem_mb, pick_device, pick_dtype, run, save_checkpoint)
-from data import load_data
+from nanodepth.files import UserError, atomic_write, explain, load_checkpoint, run, save_checkpoint
+from nanodepth.machine import autocast, keep_freed_memory, peak_mem_mb, pick_device, pick_dtype
+from nanodepth.settings import Parser, nearest
+from nanodepth.data import load_data
 from model import GPT, GPTConfig
 
 

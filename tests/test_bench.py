@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-import bench
-from common import UserError
+from lab import bench
+from nanodepth.files import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = ["--n_layer", "2", "--n_embd", "16", "--n_head", "2", "--seq_len", "8", "--batch_size", "2", "--device", "cpu"]
@@ -18,8 +18,8 @@ TINY = ["--n_layer", "2", "--n_embd", "16", "--n_head", "2", "--seq_len", "8", "
 @pytest.mark.parametrize("flags, tokens", [(["--steps", "2"], 2 * 2 * 8), (["--decode", "5"], 5)], ids=["training", "decoding"])
 def test_a_pair(tmp_path, flags, tokens):
     out = tmp_path / "bench.json"
-    command = [sys.executable, ROOT / "bench.py", "--routers", "block", *TINY, *flags, "--rounds", "3", "--json", out]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    command = [sys.executable, "-m", "lab.bench", "--routers", "block", *TINY, *flags, "--rounds", "3", "--json", out]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
     written = json.loads(out.read_text())
     block = written["results"]["block"]
     assert len(block["seconds"]) == len(block["baseline_seconds"]) == 3 and block["tokens_a_turn"] == tokens
@@ -32,11 +32,12 @@ def test_a_pair(tmp_path, flags, tokens):
 @pytest.mark.skipif(os.name != "posix", reason="process groups")
 def test_ctrl_c(tmp_path):
     """A terminal sends it to the measuring processes too: one line is said, and none of them stays."""
-    command = [sys.executable, ROOT / "bench.py", "--routers", "block", *TINY, "--rounds", "1000000",
+    command = [sys.executable, "-m", "lab.bench", "--routers", "block", *TINY, "--rounds", "1000000",
                "--json", tmp_path / "x.json"]
     pipe = subprocess.PIPE
     heeds = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)                # a shell's background jobs ignore it
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True, preexec_fn=heeds) as process:
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True, preexec_fn=heeds,
+                          cwd=ROOT) as process:
         for line in process.stdout:
             if line.startswith("|---"):                                         # the header: the measuring begins
                 break

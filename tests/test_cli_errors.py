@@ -5,7 +5,7 @@ import resource
 import pytest
 
 import train
-from common import UserError, run
+from nanodepth.files import UserError, run
 from prepare_data import prepare
 from tiny import SIZE, checkpoint, data_folder, go, log, script
 

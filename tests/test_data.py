@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import tiktoken
 
-import data
-from common import UserError
+from nanodepth import data
+from nanodepth.files import UserError
 from corpora import raw_tokens, toy_gpt2
-from data import ByteTokenizer, CharTokenizer, GPT2Tokenizer, Tokens, load_data, read_shard, tokenizer_from, write_shard
+from nanodepth.data import ByteTokenizer, CharTokenizer, GPT2Tokenizer, Tokens, load_data, read_shard, tokenizer_from, write_shard
 
 # ---------------------------------------------------------------------------------------------------------------------
 # shards

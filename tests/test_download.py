@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import tiktoken
 
-import documents
-import download
+from nanodepth import documents
+from nanodepth import download
 import prepare_data
-from common import UserError
+from nanodepth.files import UserError
 from corpora import all_bytes, byte_documents, meta, split_tokens, stories, toy_gpt2
-from data import SPLITS, load_data
-from download import Unfinished, fetch
+from nanodepth.data import SPLITS, load_data
+from nanodepth.download import Unfinished, fetch
 from prepare_data import prepare
 
 BODY = bytes(range(256)) * 4000                                 # about 1 MB

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import tiktoken
 
-import documents
-import download
+from nanodepth import documents
+from nanodepth import download
 import prepare_data
-from common import UserError
+from nanodepth.files import UserError
 from corpora import all_bytes, byte_documents, meta, raw_tokens, split_tokens, stories, toy_gpt2
-from data import SPLITS, load_data, write_shard
+from nanodepth.data import SPLITS, load_data, write_shard
 from prepare_data import prepare
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -290,7 +290,8 @@ def test_vocabularies_beyond_16_bits_are_written_wide(tmp_path):
 DRIVER = """
 import sys
 sys.path.insert(0, {root!r})
-import documents, prepare_data
+import prepare_data
+from nanodepth import documents
 documents.BLOCK, prepare_data.SAVE_SECONDS = 2000, 0
 prepare_data.prepare(input=[sys.argv[1]], tokenizer=sys.argv[2], out=sys.argv[3], num_proc=2, shard_tokens=20000)
 """

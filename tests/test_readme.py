@@ -51,5 +51,5 @@ def test_the_api_block():
 
 
 def test_every_file_that_is_named_is_there():
-    for name in re.findall(r"`((?:configs/|docs/)?[a-z_]+\.(?:py|toml|png|csv))`", README):
-        assert (ROOT / name).exists() or (ROOT / "configs" / name).exists(), name
+    for name in re.findall(r"`((?:configs/|docs/|lab/|nanodepth/)?[a-z_]+\.(?:py|toml|png|csv))`", README):
+        assert any((ROOT / folder / name).exists() for folder in ("", "configs", "lab", "nanodepth")), name

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import reference
-import routing
-from common import UserError
+from lab import routing
+from nanodepth.files import UserError
 from model import GPT, GPTConfig, plain_read
-from routing import Watch, effective_rank, entropy, js_divergence, measure
+from lab.routing import Watch, effective_rank, entropy, js_divergence, measure
 from tiny import data_folder, go
 from toys import Recorder, build, label, problem, settings, toy_sublayers
 

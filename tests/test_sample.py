@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import sample
-from common import UserError, load_checkpoint, load_model
-from data import ByteTokenizer, CharTokenizer, load_data
-from model import GPT
+from nanodepth.files import UserError, load_checkpoint, load_model
+from nanodepth.data import ByteTokenizer, CharTokenizer, load_data
+from model import GPT, GPTConfig
 from tiny import checkpoint, data_folder, go, script
 
 
@@ -48,7 +48,7 @@ def test_greedy_text_is_what_the_full_model_takes(run, capsys):
     out = say(capsys, "--out_dir", run, "--prompt", prompt, "--temperature", 0, "--num_samples", 1,
               "--max_new_tokens", 8)
     c = load_checkpoint(run)
-    model, tokenizer = load_model(c).eval(), load_data(c["settings"]["dataset"]).tokenizer
+    model, tokenizer = load_model(c, GPT, GPTConfig).eval(), load_data(c["settings"]["dataset"]).tokenizer
     ids = tokenizer.encode(prompt).tolist()
     for _ in range(8):                                                  # without a cache; 16 tokens of context
         ids.append(model(torch.tensor([ids[-16:]]))[0].argmax().item())

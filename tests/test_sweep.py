@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-import sweep
-from common import UserError
+from lab import sweep
+from nanodepth.files import UserError
 from tiny import ROOT, data_folder, log
 
 SMALL = "--n_head 2 --n_embd 16 --seq_len 16 --batch_size 4 --eval_iters 2 --device cpu".split()

@@ -16,8 +16,9 @@ import torch
 import torch.nn.functional as F
 
 import train
-from common import UserError, comments
-from data import load_data, write_shard
+from nanodepth.files import UserError
+from nanodepth.settings import comments
+from nanodepth.data import load_data, write_shard
 from model import GPT, GPTConfig
 from tiny import ROOT, SIZE, checkpoint, data_folder, go, log, same_weights, script
 

@@ -1,8 +1,8 @@
 """Depth x router x seed: train every cell, then one table, paired differences and pictures.
 
-    python sweep.py --routers residual,block,rd,delta_block,wav --depths 12,24,48 --seeds 0,1,2 --max_iters 1000
-    python sweep.py configs/sweep_rd_gpu.toml --jobs 2      # a file of settings, then flags; any flag of train.py goes
-    python sweep.py --report out/sweep                      # tables and pictures again, from what is there
+    python -m lab.sweep --routers residual,block,rd,delta_block,wav --depths 12,24,48 --seeds 0,1,2 --max_iters 1000
+    python -m lab.sweep configs/sweep_rd_gpu.toml --jobs 2      # a file of settings, then flags; any flag of train.py goes
+    python -m lab.sweep --report out/sweep                      # tables and pictures again, from what is there
 
 A cell is a router, or a router with settings of its own after colons: `rd:rd_control=tied`, `wav:details=split`,
 `delta:null_source=true:router_lr=0.1`. Each cell, depth and seed is one run of train.py in OUT_DIR/CELL-LxD-sSEED (a
@@ -31,7 +31,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 import train
-from common import Parser, UserError, atomic_write, run
+from nanodepth.files import UserError, atomic_write, run
+from nanodepth.settings import Parser
 from model import ROUTERS, GPTConfig
 
 
@@ -144,7 +145,7 @@ class Run:
         median = statistics.median(x["tok_per_s"] for x in self.steps) if self.steps else None
         return dict(zip(COLUMNS, (
             self.label, self.depth, self.seed, self.config["params"], last["tokens"], last["val_loss"], last["val_bpb"],
-            median, max((x["peak_mem_mb"] for x in self.steps), default=None),
+            median, max((x["peak_mem_mb"] or 0 for x in self.steps), default=0) or None,
             self.steps[-1]["elapsed_s"] if self.steps else None, self.folder.name)))
 
 def read_run(folder: Path) -> Run | None:
@@ -177,7 +178,7 @@ def command(cell: Cell, given: dict) -> list[str]:
     """How to run or resume a cell: a command that could be typed."""
     resume = (cell.folder / "ckpt.pt").exists()
     start = "resume" if resume else given.get("init_from", "scratch")
-    script = str(Path(__file__).with_name("train.py"))
+    script = str(Path(train.__file__))
     return [sys.executable, script, *cell.flags, flag("init_from", start), flag("out_dir", cell.folder)]
 
 def steps_done(folder: Path) -> int:
@@ -276,7 +277,7 @@ def run_cells(cells: list[Cell], given: dict, jobs: int) -> dict[str, str]:
         return failed
     except KeyboardInterrupt:
         end(running)
-        again = shlex.join(["python", "sweep.py", *sys.argv[1:]])
+        again = shlex.join(["python", "-m", "lab.sweep", *sys.argv[1:]])
         raise KeyboardInterrupt(f"stopped: {finished} of {len(cells)} runs are done, and what was running has saved. "
                                 f"The same command goes on:\n    {again}") from None
     finally:
@@ -555,7 +556,7 @@ def read_settings(argv) -> tuple[SweepConfig, dict]:
     refused = {one: f"--{one} differs from run to run here: give --{many}." for one, many in SET_BY_THE_SWEEP.items()}
     refused["block_size"] = ("--block_size is --seq_len here: the context length is --seq_len, and block means a depth "
                              "block (--n_blocks).")
-    parser = Parser(prog="sweep.py", description="Depth x router x seed: train all, then one table.", refused=refused)
+    parser = Parser(prog="python -m lab.sweep", description="Depth x router x seed: train all, then one table.", refused=refused)
     parser.add_argument("config", nargs="?", metavar="CONFIG.toml", help="settings, the sweep's and train.py's")
     own = [f.name for f in fields(SweepConfig)]
     parser.add_fields(SweepConfig)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from common import UserError
+from nanodepth.files import UserError
 
 WAIT = 1.0          # seconds before a second try, doubled each time
 TRIES = 5           # tries in a row that bring nothing

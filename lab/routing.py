@@ -1,8 +1,8 @@
 """What a router has learned, in numbers and pictures, from a checkpoint and validation text.
 
-    python routing.py out/rd-48x64-s0 --png rd.png --json rd.json
-    python routing.py --compare out/cumulative-24x64-s0 out/delta-24x64-s0 --png collapse.png
-    python routing.py out/block-12x64-s0 --ablate all       # what the loss becomes without a source
+    python -m lab.routing out/rd-48x64-s0 --png rd.png --json rd.json
+    python -m lab.routing --compare out/cumulative-24x64-s0 out/delta-24x64-s0 --png collapse.png
+    python -m lab.routing out/block-12x64-s0 --ablate all       # what the loss becomes without a source
 
 For every depth read, means over all tokens of the validation windows:
 
@@ -26,10 +26,11 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from common import Parser, UserError, atomic_write, load_checkpoint, load_model, pick_device, run
-from model import ROUTERS, AttnRes, Block, Cumulative, Delta, DeltaBlock, DepthRouter, WAV, match, plain_read
-from sample import newest_run
-from sweep import signed, table
+from nanodepth.files import UserError, atomic_write, load_checkpoint, load_model, newest_run, run
+from nanodepth.machine import pick_device
+from nanodepth.settings import Parser
+from model import GPT, GPTConfig, ROUTERS, AttnRes, Block, Cumulative, Delta, DeltaBlock, DepthRouter, WAV, match, plain_read
+from lab.sweep import signed, table
 from train import open_data, windows
 
 
@@ -424,7 +425,7 @@ def load(path: str, s: RoutingConfig, device: str):
         raise UserError(f"the router of {path}, {checkpoint['model_config']['router']}, has no depth read: it chooses "
                         f"nothing along depth. These do: {' '.join(reading)}.")
     plain = checkpoint["model_config"] | {"plain_read": True}
-    model = load_model({**checkpoint, "model_config": plain}).to(device).eval()
+    model = load_model({**checkpoint, "model_config": plain}, GPT, GPTConfig).to(device).eval()
     data = open_data(s.dataset or checkpoint["settings"]["dataset"])
     described = data.tokenizer.describe() if data.tokenizer else None
     if described != checkpoint["tokenizer"]:
@@ -438,7 +439,7 @@ def load(path: str, s: RoutingConfig, device: str):
     return model, tokens.split(max(1, BATCH_TOKENS // T)), checkpoint
 
 def main(argv) -> None:
-    parser = Parser(prog="routing.py", description="What a router has learned, in numbers and pictures.")
+    parser = Parser(prog="python -m lab.routing", description="What a router has learned, in numbers and pictures.")
     parser.add_argument("run", nargs="?", help="the folder of a run (default: the newest under out/)")
     parser.add_argument("--compare", nargs="+", metavar="RUN", help="lay the sharpness of several runs side by side")
     parser.add_fields(RoutingConfig)
@@ -448,7 +449,7 @@ def main(argv) -> None:
     if s.windows < 1:
         raise UserError(f"--windows is {s.windows}; it must be 1 or more.")
     if several and (one or s.ablate):
-        raise UserError("--compare takes its runs after it, and goes without --ablate: routing.py --compare RUN RUN.")
+        raise UserError("--compare takes its runs after it, and goes without --ablate: python -m lab.routing --compare RUN RUN.")
     plt = pyplot() if s.png else None                                           # before the work, not after
     device = pick_device(s.device)
     runs = several or [one or str(newest_run())]

@@ -1,10 +1,10 @@
 """
 Speed and memory of each router, as ratios to a plain residual.
 
-    python bench.py --routers block,rd,wav --n_layer 48 --n_embd 256 --seq_len 256 --batch_size 8
-    python bench.py --routers block,attnres --vary n_layer=12,24,36,48             # how the cost grows
-    python bench.py --routers block,wav --decode 512 --seq_len 1024                # tokens one by one, with a cache
-    python bench.py --read 9 --n_embd 256 --seq_len 256 --batch_size 8             # the depth read alone, of 9 sources
+    python -m lab.bench --routers block,rd,wav --n_layer 48 --n_embd 256 --seq_len 256 --batch_size 8
+    python -m lab.bench --routers block,attnres --vary n_layer=12,24,36,48             # how the cost grows
+    python -m lab.bench --routers block,wav --decode 512 --seq_len 1024                # tokens one by one, with a cache
+    python -m lab.bench --read 9 --n_embd 256 --seq_len 256 --batch_size 8             # the depth read alone, of 9 sources
 
 Each router runs in a process of its own, beside one with the baseline; the two take turns, a few steps each, so that what
 else the machine does meets both. A step is a whole training step: forward, backward, AdamW. Absolute figures belong to the
@@ -12,6 +12,7 @@ machine they were measured on; ratios travel better. On a CPU, memory is the pea
 libraries (about 250 MiB) included; on a card, the peak of torch's allocator.
 """
 import json
+import math
 import multiprocessing
 import platform
 import signal
@@ -24,8 +25,9 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from common import (Parser, UserError, atomic_write, autocast, convert, keep_freed_memory, peak_mem_mb, pick_device,
-                    pick_dtype, run)
+from nanodepth.files import UserError, atomic_write, run
+from nanodepth.machine import autocast, keep_freed_memory, peak_mem_mb, pick_device, pick_dtype
+from nanodepth.settings import Parser, convert
 from model import GPT, PASS_READS, DepthRouter, GPTConfig
 
 @dataclass
@@ -59,7 +61,7 @@ def worker(pipe, bench: BenchConfig, config: GPTConfig):
         pipe.send("ready")
         while (request := pipe.recv()) != "end":
             if request == "memory":
-                pipe.send((peak_mem_mb(bench.device), model.num_params()))
+                pipe.send((peak_mem_mb(bench.device) or math.nan, model.num_params()))
             else:
                 start = time.perf_counter()
                 turn()

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from common import UserError
-from data import SPLITS
+from nanodepth.files import UserError
+from nanodepth.data import SPLITS
 
 BLOCK = 2**20                   # characters of a job, and at most of one piece of a document
 LINE_LIMIT = 2**26              # bytes of one JSON line

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common import UserError, atomic_write
+from nanodepth.files import UserError, atomic_write
 
 SPLITS = ("train", "val", "test")
 FORMATS = {(20240520, 1): np.dtype("<u2"), (20240801, 7): np.dtype("<u4")}      # magic, version -> the tokens' type

@@ -1,0 +1,1 @@
+"""The papers' questions: python -m lab.sweep, python -m lab.routing RUN, python -m lab.bench."""

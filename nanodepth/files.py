@@ -1,0 +1,118 @@
+"""Errors that are sentences, files that are whole or absent, and checkpoints."""
+import contextlib
+import errno
+import os
+import pickle
+import sys
+import zipfile
+from pathlib import Path
+
+class UserError(Exception):
+    """Something the user can put right. Its text is one or two lines: what is wrong, and what to do."""
+
+REASONS = {
+    errno.ENOSPC: "the disk is full; free some space and run the same command again",
+    errno.EDQUOT: "the disk quota is used up; free some space and run the same command again",
+    errno.EFBIG: "the file would be larger than this system allows (ulimit -f, or the file system's limit)",
+    errno.EACCES: "permission denied; choose another folder or change its permissions",
+    errno.EPERM: "permission denied; choose another folder or change its permissions",
+    errno.EROFS: "the file system is read-only; choose another folder",
+    errno.ENOENT: "there is no such file or folder",
+    errno.EISDIR: "this is a folder; a file is wanted",
+    errno.ENOTDIR: "a part of this path is a file; a folder is wanted",
+}
+
+def explain(error: OSError) -> str:
+    """One line for an error of the operating system, with the file's name."""
+    reason = REASONS.get(error.errno, error.strerror or str(error))
+    return f"{error.filename}: {reason}" if error.filename else reason
+
+def run(main) -> None:
+    """Run `main(argv)`. What a user can put right ends as one or two lines on stderr and exit code 2."""
+    try:
+        main(sys.argv[1:])
+        sys.stdout.flush()
+        return
+    except BrokenPipeError:                     # the reader of our output has gone, as in `python sample.py | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except UserError as e:
+        message = str(e)
+    except KeyboardInterrupt as e:
+        message = str(e) or "stopped by Ctrl-C"
+    except OSError as e:
+        message = explain(e)
+    except RuntimeError as e:                   # torch's: of the card, of the CPU, of a Mac
+        if "out of memory" not in str(e) and "can't allocate memory" not in str(e):
+            raise
+        message = "out of memory; a smaller --batch_size (with more --gradient_accumulation_steps) or a smaller model needs less"
+    print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr)
+    sys.exit(2)
+
+# ---------------------------------------------------------------------------------------------------------------------
+# files
+
+@contextlib.contextmanager
+def atomic_write(path, mode: str = "w"):
+    """Open a temporary file beside `path`; when the `with` ends well it is synced and becomes `path`, else it is removed."""
+    path = Path(path)
+    tmp = path.with_name(path.name + ".tmp")
+    try:
+        with open(tmp, mode, **({} if "b" in mode else {"encoding": "utf-8", "newline": "\n"})) as f:
+            yield f
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(tmp, path)
+        if os.name == "posix":                  # the new name itself must reach the disk too
+            folder = os.open(path.parent, os.O_RDONLY)
+            os.fsync(folder)
+            os.close(folder)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            tmp.unlink(missing_ok=True)
+        raise
+
+# ---------------------------------------------------------------------------------------------------------------------
+# checkpoints
+
+def save_checkpoint(checkpoint: dict, path) -> None:
+    """A dict of tensors and plain values as a file that is whole or absent."""
+    import torch
+    with atomic_write(path, "wb") as f:
+        try:
+            torch.save(checkpoint, f)
+        except RuntimeError as e:               # torch closes its archive in vain after an error of the disk, and reports that
+            raise e.__context__ if isinstance(e.__context__, OSError) else e
+
+def load_checkpoint(path) -> dict:
+    """The checkpoint of a run (its folder, or a ckpt.pt), on the CPU. It is data: `weights_only`, nothing is executed."""
+    import torch
+    path = Path(path)
+    path = path / "ckpt.pt" if path.is_dir() else path
+    if not path.exists():
+        raise UserError(f"there is no checkpoint {path}.")
+    try:
+        with zipfile.ZipFile(path) as z:                                # torch.load itself checks no checksums
+            whole = z.testzip() is None
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True) if whole else None
+    except (zipfile.BadZipFile, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError):
+        checkpoint = None
+    if not isinstance(checkpoint, dict) or not {"model", "model_config", "tokenizer", "iter"} <= checkpoint.keys():
+        raise UserError(f"{path} is damaged, or not a checkpoint of train.py; start the run again without it.")
+    return checkpoint
+
+def newest_run() -> Path:
+    """The folder under out/ whose checkpoint was written last, however deep it lies."""
+    runs = list(Path("out").rglob("ckpt.pt"))
+    if not runs:
+        raise UserError("there is no run under out/ yet; train one with train.py, or name a folder with --out_dir.")
+    return max(runs, key=lambda path: path.stat().st_mtime).parent
+
+def load_model(checkpoint: dict, GPT, GPTConfig):
+    """The GPT of a checkpoint, with its weights, on the CPU; the two classes are model.py's."""
+    try:
+        model = GPT(GPTConfig(**checkpoint["model_config"]))
+        model.load_state_dict(checkpoint["model"])
+    except (TypeError, ValueError, RuntimeError) as e:
+        raise UserError(f"this checkpoint is of another version of model.py: {str(e).splitlines()[0]}") from None
+    return model

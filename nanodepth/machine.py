@@ -1,0 +1,61 @@
+"""The machine: devices, number formats, memory."""
+import contextlib
+import ctypes
+import sys
+
+import torch
+
+from nanodepth.files import UserError
+
+try:
+    import resource                     # POSIX alone
+except ImportError:
+    resource = None
+
+def pick_device(name: str) -> str:
+    """'auto' is cuda, else mps, else cpu. UserError when the named device is not there."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    kind = name.split(":")[0]
+    if kind not in ("cpu", "cuda", "mps"):
+        raise UserError(f"--device is {name!r}; it must be auto, cpu, cuda, cuda:N or mps.")
+    try:
+        torch.zeros(1, device=name)
+    except (RuntimeError, AssertionError):
+        raise UserError(f"--device {name}: this machine or this build of torch has no such device; "
+                        f"use --device auto.") from None
+    return name
+
+def pick_dtype(name: str, device: str) -> str:
+    """'auto' is bfloat16 on a card that computes in it, else float32."""
+    if name == "auto":
+        return "bfloat16" if device.startswith("cuda") and torch.cuda.is_bf16_supported(False) else "float32"
+    if name not in ("float32", "bfloat16"):
+        raise UserError(f"--dtype is {name!r}; it must be auto, float32 or bfloat16.")
+    return name
+
+def autocast(device: str, dtype: str):
+    """The context for a forward pass: bfloat16 autocast, or nothing at all in float32."""
+    if dtype == "float32":
+        return contextlib.nullcontext()
+    return torch.autocast(device.split(":")[0], dtype=torch.bfloat16)
+
+def keep_freed_memory() -> None:
+    """On Linux, let freed tensors up to 32 MiB (more is not possible) stay with the process: 3 to 15 % of a step's time.
+
+    glibc gives freed memory back to the system above a threshold, and to get it again costs a page fault every 4 KiB.
+    """
+    with contextlib.suppress(AttributeError, OSError, TypeError):       # another C library: as it is
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(-3, 2**25)                                              # M_MMAP_THRESHOLD, from malloc.h
+        mallopt(-1, -1)                                                 # M_TRIM_THRESHOLD: never
+
+def peak_mem_mb(device: str) -> float | None:
+    """The most memory so far, in MiB: what torch's allocator held on a card, the resident set of the process elsewhere; None on
+    Windows, which does not tell it."""
+    if device.startswith("cuda"):
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    if resource is None:                                                # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10      # bytes on a Mac, KiB on Linux
