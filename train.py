@@ -3,33 +3,34 @@
     python train.py --router wav --n_layer 48                       # prepares its corpus, trains, shows a bar
     python train.py configs/quick.toml --router delta_block         # defaults, then the file, then flags
     python train.py --init_from resume --out_dir out/wav-48x64-s0   # goes on from the last checkpoint
+    python train.py --init_from out/wav-48x64-s0 --eval_only        # train, val and test loss of its last weights
+    torchrun --standalone --nproc_per_node=2 train.py --n_layer 48  # the same batch, shared by two processes
 
 What is unusual:
-- The batch of step i, and the dropout in it, depend on (seed, i) and the data alone: not on the router, nor on how the
-  batch is split, nor on where a run was stopped. So runs are paired, and a resumed run is the run that never stopped.
+- The batch of step i depends on (seed, i) and the data alone: not on the router, nor on how it is split into micro
+  batches and over processes, nor on where a run was stopped. So runs are paired, and a resumed run is the run that
+  never stopped. Dropout depends on (seed, i) and on the split.
 - The evaluation windows are the same for every run on the same data with the same seq_len.
-- ckpt.pt is whole or absent, and holds the last weights whose loss was finite.
+- ckpt.pt is whole or absent, and holds the last weights whose loss was finite; best.pt those of the lowest val loss.
+- config.json and each checkpoint say what was run: settings, data, machine, code.
 """
-import contextlib
-import fcntl
-import json
 import math
 import shlex
-import signal
-import sys
 import time
 from dataclasses import asdict, dataclass, fields, replace
-from itertools import takewhile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from tqdm import tqdm
+from torch.utils.checkpoint import checkpoint as recomputed
 
-from nanodepth.files import UserError, atomic_write, explain, load_checkpoint, run, save_checkpoint
-from nanodepth.machine import autocast, keep_freed_memory, peak_mem_mb, pick_device, pick_dtype
-from nanodepth.settings import Parser, nearest
+from nanodepth import several
 from nanodepth.data import load_data
+from nanodepth.files import UserError, explain, load_checkpoint, run as run_script
+from nanodepth.machine import autocast, compile_error, compiled, keep_freed_memory, peak_mem_mb, pick_device, pick_dtype
+from nanodepth.runs import Folder, Screen, Stop, data_facts, git_commit
+from nanodepth.settings import Parser, amount, nearest
 from model import GPT, GPTConfig
 
 
@@ -38,13 +39,15 @@ class TrainConfig:
     # The names are nanoGPT's. The comment beside a setting is its help text. The defaults are for a laptop.
     dataset: str = "pystdlib"            # a folder under data/, or the path of one
     out_dir: str | None = None           # where the run is written; none: out/ROUTER-LxD-sSEED
-    init_from: str = "scratch"           # scratch, resume, or the folder of another run, whose weights it starts from
+    init_from: str = "scratch"           # scratch, resume, or another run (its folder, or a file in it), for its weights
+    eval_only: bool = False              # say the train, val and test loss, and write nothing
     seed: int = 0                        # of the first weights, the batches and the dropout
     # the model's other flags are GPTConfig's
     vocab_size: int | None = None        # tokens the model knows; none: what the data says
-    # the steps
+    # the steps; each has batch_size * gradient_accumulation_steps windows, shared by the processes
     max_iters: int = 400                 # optimizer steps
-    batch_size: int = 8                  # windows in a micro batch
+    max_tokens: str | None = None        # instead of max_iters: tokens to train on, as 2.0B, 500M or 20k
+    batch_size: int = 8                  # windows in a micro batch, at most
     gradient_accumulation_steps: int = 1 # micro batches in a step
     learning_rate: float = 2e-3          # the highest learning rate
     min_lr: float | None = None          # the lowest, at the end of the cosine; none: a tenth of learning_rate
@@ -57,22 +60,36 @@ class TrainConfig:
     grad_clip: float = 1.0               # largest norm of the gradient; 0: no clipping
     # looking at it
     eval_interval: int = 100             # steps from one evaluation and checkpoint to the next
-    eval_iters: int = 10                 # an evaluation is 16 times as many windows, whatever batch_size is
+    eval_iters: int = 10                 # an evaluation is 16 times as many windows of train and of val
     log_interval: int = 10               # steps from one line of log.jsonl to the next
     # the machine
     device: str = "auto"                 # auto, cpu, cuda, cuda:N or mps
-    dtype: str = "auto"                  # auto, float32 or bfloat16 (autocast; weights stay float32)
+    dtype: str = "auto"                  # auto: bfloat16 on cards that have it, float16 on T4, V100, else float32
     compile: bool = False                # torch.compile the model: slow to start, then faster
+    recompute: bool = False              # run each sublayer again in the backward pass: less memory, more time
+    fsdp: bool = False                   # under torchrun: weights, gradients and AdamW's memory in shards
 
 MODEL_FIELDS = [f.name for f in fields(GPTConfig)]
 DEFAULTS = {f.name: f.default for f in (*fields(GPTConfig), *fields(TrainConfig))}
 BACKBONE = ["vocab_size", "seq_len", "n_layer", "n_head", "n_kv_head", "n_embd", "head_dim", "mlp_hidden",
-            "tie_embeddings", "rope_theta"]                                     # the router's reads are not in it
+            "tie_embeddings", "rope_theta", "norm_eps"]                         # the router's reads are not in it
 # A resumed run may be told other values of these; any other would make it another run.
-RESUME_MAY_CHANGE = ["dataset", "out_dir", "init_from", "max_iters", "learning_rate", "min_lr", "warmup_iters",
-                     "lr_decay_iters", "grad_clip", "eval_interval", "eval_iters", "log_interval", "device", "dtype",
-                     "compile", "plain_read"]
+RESUME_MAY_CHANGE = ["dataset", "out_dir", "init_from", "eval_only", "max_iters", "max_tokens", "batch_size",
+                     "gradient_accumulation_steps", "learning_rate", "min_lr", "warmup_iters", "lr_decay_iters",
+                     "router_lr", "grad_clip", "eval_interval", "eval_iters", "log_interval", "device", "dtype",
+                     "compile", "recompute", "fsdp", "plain_read"]
+FIRST_VALUES = {"route_gate": "router.gate", "detail_bias": "router.detail_bias", "layerscale_init": "router.gain"}
 EVAL_BATCH = 16                                                                 # windows for each of eval_iters
+REFUSED = {                                                                     # nanoGPT's flags that are not ours
+    "block_size": "--block_size is --seq_len here: the context length is --seq_len, and block means a depth block "
+                  "(--n_blocks).",
+    "always_save_checkpoint": "--always_save_checkpoint: every evaluation saves ckpt.pt here, and the best one best.pt.",
+    "bias": "--bias: no layer has a bias here.",
+    "backend": "--backend: nccl on cards and gloo on CPUs, by --device.",
+    "decay_lr": "--decay_lr: for a constant rate give --min_lr the value of --learning_rate.",
+    "start": "--start is sample.py's, and --prompt there.",
+    **{f"wandb_{name}": f"--wandb_{name}: the figures are in log.jsonl, an object a line, in the run's folder."
+       for name in ("log", "project", "run_name")}}
 
 # ---------------------------------------------------------------------------------------------------------------------
 # settings
@@ -80,33 +97,26 @@ EVAL_BATCH = 16                                                                 
 def read_settings(argv) -> tuple[dict, dict | None]:
     """Every setting by name, and the checkpoint to start from: the defaults, then the file, then the flags."""
     parser = Parser(prog="train.py", usage="python train.py [CONFIG.toml] [--flag value | --flag=value ...]",
-                    description="Train a GPT with any depth router.", refused={
-        "block_size": "--block_size is --seq_len here: the context length is --seq_len, and block means a depth block "
-                      "(--n_blocks)."})
+                    description="Train a GPT with any depth router.", refused=REFUSED)
     parser.add_argument("config", nargs="?", metavar="CONFIG.toml", help="a file of settings, as in configs/")
     parser.add_fields(TrainConfig)
     parser.add_fields(GPTConfig, skip=[f.name for f in fields(TrainConfig)])
     flags = vars(parser.parse_args(argv))
     config = flags.pop("config")
     given = (parser.read_toml(config) if config else {}) | flags
+    if "max_iters" in flags and "max_tokens" not in flags:
+        given["max_tokens"] = None                                      # a flag beats the file
+    elif given.get("max_tokens") is not None and "max_iters" in (flags if "max_tokens" in flags else given):
+        raise UserError("--max_iters and --max_tokens both say how long to train; leave one out.")
     check(given)
-    s = DEFAULTS | given
-    default_out_dir = "out/{router}-{n_layer}x{n_embd}-s{seed}".format(**s)
-    checkpoint = None
+    s, checkpoint = DEFAULTS | given, None
     if s["init_from"] == "resume":
-        out_dir = s["out_dir"] or default_out_dir
+        out_dir = s["out_dir"] or default_out_dir(s)
         if not (Path(out_dir) / "ckpt.pt").exists():
             raise UserError(f"there is nothing to resume in {out_dir}: it holds no ckpt.pt. "
                             f"Name the run with --out_dir, or leave out --init_from resume to start one.")
         checkpoint = load_checkpoint(out_dir)
-        was, became = checkpoint["settings"], checkpoint["model_config"]        # n_blocks none became 8, for one
-        for name, value in given.items():
-            if name not in RESUME_MAY_CHANGE and value not in (was[name], became.get(name, was[name])):
-                raise UserError(f"--{name} {value}: the run in {out_dir} has {was[name]}, and a resumed run keeps it. "
-                                f"Start another from its weights with --init_from {out_dir} --out_dir ANOTHER.")
-        s = checkpoint["settings"] | given | {"out_dir": out_dir}
-        if checkpoint["iter"] > s["max_iters"]:
-            raise UserError(f"--max_iters {s['max_iters']}: the run in {out_dir} is already at {checkpoint['iter']}.")
+        s = resumed_settings(checkpoint, given, out_dir)
     elif s["init_from"] != "scratch":
         if not Path(s["init_from"]).exists():
             raise UserError(f"--init_from is {s['init_from']!r}; it must be scratch, resume, or the folder of a run."
@@ -114,9 +124,53 @@ def read_settings(argv) -> tuple[dict, dict | None]:
         checkpoint = load_checkpoint(s["init_from"])
         theirs = checkpoint["model_config"]                             # of another router, only the backbone counts
         same_router = given.get("router", theirs["router"]) == theirs["router"]
-        s = DEFAULTS | {k: theirs[k] for k in (MODEL_FIELDS if same_router else BACKBONE)} | given
-    s["out_dir"] = s["out_dir"] or default_out_dir
+        inherited = [k for k in (MODEL_FIELDS if same_router else BACKBONE) if k in theirs]
+        s = DEFAULTS | {k: theirs[k] for k in inherited} | given
+        checkpoint["model"] = carried(checkpoint["model"], theirs, s, given)
+    s["out_dir"] = s["out_dir"] or default_out_dir(s)
+    if checkpoint and s["init_from"] != "resume" and not s["eval_only"]:
+        start = Path(s["init_from"]).resolve()
+        if Path(s["out_dir"]).resolve() in (start, start.parent):
+            raise UserError(f"--out_dir {s['out_dir']} holds the run that this one starts from; name another.")
+    if s["max_tokens"] is not None:
+        s["max_iters"] = math.ceil(amount(s["max_tokens"], "--max_tokens") / (windows_a_step(s) * s["seq_len"]))
+    if checkpoint and s["init_from"] == "resume" and checkpoint["iter"] > s["max_iters"]:
+        raise UserError(f"--max_iters {s['max_iters']}: the run in {s['out_dir']} is already at {checkpoint['iter']}.")
     return s, checkpoint
+
+def default_out_dir(s: dict) -> str:
+    return "out/{router}-{n_layer}x{n_embd}-s{seed}".format(**s)
+
+def windows_a_step(s: dict) -> int:
+    return s["batch_size"] * s["gradient_accumulation_steps"]
+
+def resumed_settings(checkpoint: dict, given: dict, out_dir: str) -> dict:
+    """The settings of the run in out_dir with what may change and is given. UserError where it would be another run."""
+    was = DEFAULTS | {k: v for k, v in checkpoint["settings"].items() if k in DEFAULTS}     # a newer setting: its default
+    became = checkpoint["model_config"]                                 # n_blocks none became 8, for one
+    for name, value in given.items():
+        if name not in RESUME_MAY_CHANGE and value not in (was[name], became.get(name, was[name])):
+            raise UserError(f"--{name} {value}: the run in {out_dir} has {was[name]}, and a resumed run keeps it. "
+                            f"Start another from its weights with --init_from {out_dir} --out_dir ANOTHER.")
+    s = was | given | {"out_dir": out_dir}
+    if windows_a_step(s) != windows_a_step(was):
+        raise UserError(f"--batch_size {s['batch_size']} times --gradient_accumulation_steps "
+                        f"{s['gradient_accumulation_steps']} is {windows_a_step(s)} windows a step: the run in {out_dir} "
+                        f"has {windows_a_step(was)}, and a resumed run keeps it.")
+    return s
+
+def carried(weights: dict, theirs: dict, s: dict, given: dict) -> dict:
+    """Another run's weights, without those of its router that would mean something else here.
+
+    A query asks the same of any sources; a gate, a gain or a bias is of one router alone. A first value that is given wins
+    over a trained one, and frozen_v's query stays at zero.
+    """
+    same = all(theirs.get(name) == s[name] for name in ("router", "details"))
+    fresh = {FIRST_VALUES[name] for name in given if name in FIRST_VALUES}
+    if s["rd_control"] == "frozen_v":
+        fresh.add("router.query_v")
+    return {name: w for name, w in weights.items() if not name.startswith("router.") or
+            name not in fresh and (same or name in ("router.query", "router.query_v"))}
 
 def check(given: dict) -> None:
     """UserError for a training setting that no run can have; the model's own are GPTConfig's to refuse."""
@@ -155,13 +209,8 @@ def open_data(name: str):
         raise UserError(f"there is no data set {path}; make it with prepare_data.py.{nearest(name, there)}")
     return load_data(path)
 
-def facts(data) -> dict:
-    """What tells one data set from another."""
-    return {"train_tokens": len(data.train), "val_tokens": len(data.val), "vocab_size": data.vocab_size,
-            "tokenizer": data.tokenizer.describe() if data.tokenizer else None}
-
 def windows(tokens, starts, seq_len: int, vocab_size: int) -> torch.Tensor:
-    """The windows of seq_len inputs and one more target that begin at `starts`."""
+    """The windows of seq_len inputs and one more target that begin at `starts`: (n, seq_len + 1)."""
     batch = np.stack([tokens.window(int(start), seq_len + 1) for start in starts])         # (n, T + 1)
     if batch.max() >= vocab_size:
         raise UserError(f"the data holds token {batch.max()}; --vocab_size must be at least {batch.max() + 1}.")
@@ -171,13 +220,160 @@ def train_starts(n_tokens: int, seq_len: int, n: int, seed: int, i: int) -> np.n
     """Where the n windows of step i begin: anywhere, by (seed, i) alone."""
     return np.random.default_rng((seed, i)).integers(n_tokens - seq_len, size=n)
 
-def eval_starts(n_tokens: int, seq_len: int, eval_iters: int) -> np.ndarray:
-    """Where the evaluation windows begin: evenly spaced, without overlap; fewer than asked for in a short split."""
-    n = min(eval_iters * EVAL_BATCH, (n_tokens - 1) // seq_len)
+def eval_starts(n_tokens: int, seq_len: int, n: int) -> np.ndarray:
+    """Where n evaluation windows begin: evenly spaced, without overlap; fewer than asked for in a short split."""
+    n = min(n, (n_tokens - 1) // seq_len)
     return np.linspace(0, n_tokens - seq_len - 1, n).astype(np.int64)
 
+def same_data(facts: dict, was: dict, dataset: str, out_dir: str) -> None:
+    """UserError, with both values, when a run was trained on other data than this."""
+    for name, value in was.items():
+        if facts.get(name, value) != value:
+            raise UserError(f"{dataset} has {name} {str(facts[name])[:60]}: it is not the data that the run in {out_dir} "
+                            f"was trained on,\nwhich has {str(value)[:60]}. Name that one with --dataset.")
+
 # ---------------------------------------------------------------------------------------------------------------------
-# pieces of the loop
+# a run
+
+@dataclass
+class Run:
+    """A run as it stands: what is trained, on what, where, and how far it has come."""
+    s: TrainConfig
+    config: GPTConfig
+    record: dict                         # what config.json and every checkpoint say of it
+    data: object                         # of nanodepth/data.py
+    group: several.Group                 # the processes that share its batches
+    device: str
+    dtype: str
+    model: GPT
+    net: torch.nn.Module                 # the model as the processes train it together; alone, the model
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler         # of the loss, under float16
+    folder: Folder
+    splits: dict                         # the evaluation windows of val and train, (n, T + 1)
+    i: int                               # steps done
+    val: dict                            # the last evaluation
+    best: dict                           # iteration and val loss of the best one
+    began: float                         # when it would have begun if it had never stopped, in seconds
+
+def set_up(settings: dict, checkpoint: dict | None, group: several.Group) -> Run:
+    """The run that these settings and this checkpoint make; nothing is written yet, but the built-in corpus."""
+    s = TrainConfig(**{f.name: settings[f.name] for f in fields(TrainConfig)})
+    resumed = s.init_from == "resume"
+    device = group.card(pick_device(s.device))
+    dtype = pick_dtype(s.dtype, device)
+    config = model_config(settings, s.vocab_size or 1)                  # what cannot work is refused before data is made
+    if windows_a_step(settings) % group.size:
+        raise UserError(f"--batch_size times --gradient_accumulation_steps is {windows_a_step(settings)} windows a step, "
+                        f"which {group.size} processes cannot share evenly.")
+    if device == "cpu" and s.batch_size * config.seq_len * config.n_embd <= 2**16:
+        torch.set_num_threads(1)        # too small a step to share: two threads gain a little on two free cores, and on busy
+                                        # ones they wait for each other, and the step takes several times as long
+    # data
+    if group.rank > 0:
+        group.wait()                                                    # the first process may have to prepare it
+    data = open_data(s.dataset)
+    if group.rank == 0:
+        group.wait()
+    vocab_size = s.vocab_size or data.vocab_size
+    if vocab_size is None:
+        raise UserError(f"{s.dataset} does not say how many tokens its vocabulary has; give --vocab_size.")
+    if data.vocab_size is not None and vocab_size < data.vocab_size:
+        raise UserError(f"--vocab_size is {vocab_size}; the vocabulary of {s.dataset} has {data.vocab_size} tokens.")
+    data.check_window(config.seq_len)
+    facts = data_facts(data)
+    if resumed:
+        same_data(facts, checkpoint["data"], s.dataset, s.out_dir)
+    elif checkpoint and checkpoint["tokenizer"] != facts["tokenizer"]:
+        raise UserError(f"the tokenizer of {s.dataset} is not the one of {s.init_from}: its weights would read other "
+                        f"symbols. Prepare the data with the same tokenizer.")
+    config = replace(config, vocab_size=vocab_size)
+    splits = eval_windows(data, s, config)
+
+    # model and optimizer
+    keep_freed_memory()
+    torch.manual_seed(s.seed)
+    model = GPT(config)
+    params = model.num_params()
+    if checkpoint:
+        start_from(model, checkpoint["model"], s.out_dir if resumed else s.init_from, whole=resumed)
+    if s.recompute:
+        for f in model.sublayers:                                       # kept of each is its input
+            f.forward = partial(recomputed, f.forward, use_reentrant=False)
+    net = several.spread(model if s.fsdp else model.to(device), group, device, s.fsdp)
+    optimizer = torch.optim.AdamW(model.param_groups(s.weight_decay, s.learning_rate, s.router_lr), lr=s.learning_rate,
+                                  betas=(s.beta1, s.beta2), fused=device != "mps")
+    names = {p: name for name, p in model.named_parameters()}
+    for params_of in optimizer.param_groups:
+        params_of["param_names"] = [names[p] for p in params_of["params"]]
+    scaler = torch.amp.GradScaler(device.split(":")[0], enabled=dtype == "float16")
+    if device.startswith("cuda"):
+        torch.set_float32_matmul_precision("high")                      # TF32
+    i, val, best, elapsed = 0, {}, {}, 0.0
+    if resumed:
+        several.load_optimizer(optimizer, model, checkpoint["optimizer"])
+        if scaler.is_enabled() and checkpoint.get("scaler"):
+            scaler.load_state_dict(checkpoint["scaler"])
+        i, val = checkpoint["iter"], checkpoint["val"]
+        best = checkpoint.get("best", val if val.get("iter") == i else {})      # an older version kept no best one
+        elapsed = checkpoint["elapsed_s"]
+
+    # what is recorded
+    place = {"device": device.split(":")[0] if group.size > 1 else device, "dtype": dtype,
+             "threads": torch.get_num_threads(), "processes": group.size, "torch": str(torch.__version__), "git": git_commit()}
+    was = checkpoint["settings"] if resumed else settings
+    changed = {name: value for name, value in settings.items() if was.get(name, value) != value}
+    history = (checkpoint.get("history", []) if resumed else []) + [{"iter": i, **place, "changed": changed}]
+    record = {"settings": settings, "model": asdict(config), "params": params, "data": facts,
+              "tokens_per_step": windows_a_step(settings) * config.seq_len, **place, "history": history}
+    return Run(s, config, record, data, group, device, dtype, model, net, optimizer, scaler, Folder(s.out_dir), splits, i,
+               val, best, time.time() - elapsed)
+
+def start_from(model, state: dict, path: str, whole: bool = False) -> None:
+    """Another run's weights. Its router may be another: router parameters that do not fit stay as they are, unless `whole`."""
+    own = model.state_dict()
+    fits = {k: v for k, v in state.items() if k in own and v.shape == own[k].shape}
+    wrong = [k for k in sorted(own.keys() | state.keys()) if k not in fits and (whole or not k.startswith("router."))]
+    if wrong:
+        raise UserError(f"the weights of {path} do not fit this model: {wrong[0]}. " + (
+            "It is of another version of model.py." if whole else "Leave out the flags of its size."))
+    model.load_state_dict(fits, strict=False)
+
+def train_batch(run: Run, i: int) -> torch.Tensor:
+    """This process's windows of step i, (n, T + 1), on its device."""
+    s, data, size, T = run.s, run.data, run.group.size, run.config.seq_len
+    starts = train_starts(len(data.train), T, s.batch_size * s.gradient_accumulation_steps, s.seed, i)
+    batch = windows(data.train, np.split(starts, size)[run.group.rank], T, run.config.vocab_size)
+    return batch.pin_memory().to(run.device, non_blocking=True) if run.device.startswith("cuda") else batch.to(run.device)
+
+def eval_windows(data, s: TrainConfig, config: GPTConfig) -> dict:
+    """The evaluation windows of val, train and, for eval_only, test, (n, T + 1): of no split more than of val."""
+    found, n = {}, s.eval_iters * EVAL_BATCH
+    for split in ("val", "train", "test")[:3 if s.eval_only else 2]:
+        tokens = getattr(data, split)
+        if tokens is not None and len(tokens) > config.seq_len:
+            starts = eval_starts(len(tokens), config.seq_len, n)
+            found[split] = windows(tokens, starts, config.seq_len, config.vocab_size)
+            n = min(n, len(starts))
+    return found
+
+@torch.no_grad()
+def evaluate(model, windows: torch.Tensor, batch_size: int, device: str, dtype: str, group=several.Group()) -> float:
+    """Mean loss over the evaluation windows, in nats a token; the processes share them."""
+    training, total = model.training, 0.0
+    model.eval()
+    for batch in windows.split(batch_size * group.size):                # as many turns for each process, as fsdp wants
+        own = batch[group.rank::group.size]                             # (b, T + 1), in the last turn perhaps none
+        counted, own = len(own), (own if len(own) else batch[:1]).to(device)
+        with autocast(device, dtype):
+            _, loss = model(own[:, :-1], own[:, 1:])
+        total += loss.item() * counted
+    model.train(training)
+    return group.sum(total)[0] / len(windows)
+
+def bits_per_byte(run: Run, split: str, loss: float) -> float | None:
+    bytes_per_token = run.data.bytes_per_token(split)
+    return loss / math.log(2) / bytes_per_token if bytes_per_token else None
 
 def lr_at(i: int, s) -> float:
     """The learning rate of step i, counted from 0: linear warm-up, then a cosine down to min_lr. As in nanoGPT."""
@@ -190,258 +386,149 @@ def lr_at(i: int, s) -> float:
     along = (i - s.warmup_iters) / (end - s.warmup_iters)               # 0 to 1
     return min_lr + 0.5 * (1 + math.cos(math.pi * along)) * (s.learning_rate - min_lr)
 
-@torch.no_grad()
-def evaluate(model, windows: torch.Tensor, batch_size: int, device: str, dtype: str) -> float:
-    """Mean loss over the evaluation windows, in nats a token."""
-    training, total = model.training, 0.0
-    model.eval()
-    for batch in windows.split(batch_size):                             # (b, T + 1)
-        batch = batch.to(device)
-        with autocast(device, dtype):
-            _, loss = model(batch[:, :-1], batch[:, 1:])
-        total += loss.item() * len(batch)
-    model.train(training)
-    return total / len(windows)
+def save(run: Run) -> None:
+    """ckpt.pt, and best.pt if this is the best, by the first process. UserError, and the last one stays, when it is not finite."""
+    model, optimizer = several.whole(run.model.state_dict()), several.optimizer_state(run.optimizer)
+    memory = [v for state in optimizer["state"].values() for v in state.values()]
+    if not all(v.isfinite().all() for v in (*model.values(), *memory)):
+        raise not_finite(run, "a weight")
+    run.folder.save({**run.record, "model": model, "model_config": run.record["model"], "optimizer": optimizer,
+                     "scaler": run.scaler.state_dict(), "tokenizer": run.record["data"]["tokenizer"], "iter": run.i,
+                     "tokens": run.i * run.record["tokens_per_step"], "val": run.val, "best": run.best,
+                     "elapsed_s": time.time() - run.began})
+    run.group.wait()
 
-def start_from(model, state: dict, path: str) -> None:
-    """Another run's weights. Its router may be another: router parameters that do not fit stay as they are."""
-    own = model.state_dict()
-    fits = {k: v for k, v in state.items() if k in own and v.shape == own[k].shape}
-    wrong = [k for k in sorted(own.keys() | state.keys()) if k not in fits and not k.startswith("router.")]
-    if wrong:
-        raise UserError(f"the weights of {path} do not fit this model: {wrong[0]}. Leave out the flags of its size.")
-    model.load_state_dict(fits, strict=False)
+def not_finite(run: Run, what: str) -> UserError:
+    return UserError(f"{what} at iteration {run.i} is not finite, so the run stops; {run.folder.kept()}.\n"
+                     f"Try a lower --learning_rate, a longer --warmup_iters or another --seed.")
 
-def claim(out_dir: Path, resume_at: int | None):
-    """log.jsonl opened for this run alone. A resumed run drops the lines after its checkpoint; a new run moves the
-    files of an earlier one to OUT_DIR/oldN, so that nothing is lost by typing the same command twice."""
-    out_dir.mkdir(parents=True, exist_ok=True)
-    path = out_dir / "log.jsonl"
-
-    def lock():
-        f = open(path, "a", encoding="utf-8")
-        try:
-            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)               # held until the file is closed
-        except BlockingIOError:
-            raise UserError(f"another run is writing to {out_dir}; choose another --out_dir.") from None
-        except OSError:
-            pass                                                        # a file system without locks
-        return f
-
-    earlier = path.exists() or (out_dir / "ckpt.pt").exists()
-    log = lock()
-    if resume_at is not None:
-        with open(path, "rb") as f:                                     # iterations only grow along the file
-            log.truncate(sum(map(len, takewhile(lambda line: iter_of(line) <= resume_at, f))))
-    elif earlier:
-        old = next(o for n in range(1, 10**6) if not (o := out_dir / f"old{n}").exists())
-        old.mkdir()
-        for name in ("log.jsonl", "config.json", "ckpt.pt"):
-            if (out_dir / name).exists():
-                (out_dir / name).rename(old / name)
-        print(f"{out_dir} held an earlier run: its files are in {old} now")
-        log.close()
-        log = lock()
-    return log
-
-def iter_of(line: bytes) -> float:
-    """The iteration of a line of log.jsonl; infinity for one that a kill has cut short."""
-    try:
-        return json.loads(line)["iter"] if line.endswith(b"\n") else math.inf
-    except (ValueError, KeyError, TypeError):
-        return math.inf
+def how_to_resume(run: Run) -> str:
+    return f"python train.py --init_from resume --out_dir {shlex.quote(run.s.out_dir)}"
 
 # ---------------------------------------------------------------------------------------------------------------------
-# the run
+# the loop
 
-def main(argv) -> None:
-    settings, checkpoint = read_settings(argv)
-    s = TrainConfig(**{f.name: settings[f.name] for f in fields(TrainConfig)})
-    resumed = s.init_from == "resume"
-    out_dir = Path(s.out_dir)
-    device = pick_device(s.device)
-    dtype = pick_dtype(s.dtype, device)
-    config = model_config(settings, s.vocab_size or 1)                  # what cannot work is refused before data is made
-    seq_len = config.seq_len
-    if device == "cpu" and s.batch_size * seq_len * config.n_embd <= 2**16:
-        torch.set_num_threads(1)        # too small a step to share: two threads gain a little on two free cores, and on busy
-                                        # ones they wait for each other, and the step takes several times as long
+def train(run: Run, stop: Stop, screen: Screen) -> None:
+    """Evaluate and save, take a step, tell of it, until max_iters, or until it is asked to stop."""
+    s, group, device, dtype, tokens_per_step = run.s, run.group, run.device, run.dtype, run.record["tokens_per_step"]
+    net = compiled(run.net) if s.compile else run.net                   # the same weights; evaluated without it
+    batch, stopping = train_batch(run, run.i), False
+    trained_s, trained_tokens, loss, tok_per_s = 0.0, 0, math.nan, math.nan
+    run.model.train()
+    while True:
+        # evaluate, and keep what there is
+        if (run.i % s.eval_interval == 0 or run.i == s.max_iters) and run.val.get("iter") != run.i:
+            losses = {split: evaluate(run.model, w, s.batch_size, device, dtype, group) for split, w in run.splits.items()}
+            for split, value in losses.items():
+                if not math.isfinite(value):
+                    raise not_finite(run, f"the {split} loss")
+            run.val = {"iter": run.i, "tokens": run.i * tokens_per_step, "val_loss": losses["val"],
+                       "val_bpb": bits_per_byte(run, "val", losses["val"]), "train_loss": losses["train"]}
+            if losses["val"] < run.best.get("val_loss", math.inf):
+                run.best = {"iter": run.i, "val_loss": losses["val"]}
+            run.folder.write(run.val)
+            save(run)
+            screen.show(loss, run.val["val_loss"], tok_per_s)
+            screen.tell(f"iter {run.i}/{s.max_iters}: train loss {losses['train']:.4f}, val loss {losses['val']:.4f}")
+        if run.i >= s.max_iters:
+            return
+        if stopping:
+            if run.folder.saved != run.i:
+                if not math.isfinite(evaluate(run.model, run.splits["val"][:EVAL_BATCH], s.batch_size, device, dtype, group)):
+                    raise not_finite(run, "the val loss")
+                save(run)
+            raise KeyboardInterrupt(f"stopped at iteration {run.i} of {s.max_iters}, and saved. To go on:\n"
+                                    f"    {how_to_resume(run)}")
 
-    # data
-    data = open_data(s.dataset)
-    vocab_size = s.vocab_size or data.vocab_size
-    if vocab_size is None:
-        raise UserError(f"{s.dataset} does not say how many tokens its vocabulary has; give --vocab_size.")
-    if data.vocab_size is not None and vocab_size < data.vocab_size:
-        raise UserError(f"--vocab_size is {vocab_size}; the vocabulary of {s.dataset} has {data.vocab_size} tokens.")
-    data.check_window(seq_len)
-    data_facts = facts(data)
-    if resumed and data_facts != checkpoint["data"]:
-        raise UserError(f"{s.dataset} is not the data that the run in {out_dir} was trained on.")
-    if checkpoint and not resumed and checkpoint["tokenizer"] != data_facts["tokenizer"]:
-        raise UserError(f"the tokenizer of {s.dataset} is not the one of {s.init_from}: its weights would read other "
-                        f"symbols. Prepare the data with the same tokenizer.")
-    bytes_per_token = data.bytes_per_token("val")
-    starts = eval_starts(len(data.val), seq_len, s.eval_iters)
-    val_windows = windows(data.val, starts, seq_len, vocab_size)        # (eval_iters * 16, T + 1)
-
-    def batch_of(i):                                                    # all windows of step i, (n, T + 1)
-        n = s.batch_size * s.gradient_accumulation_steps
-        batch = windows(data.train, train_starts(len(data.train), seq_len, n, s.seed, i), seq_len, vocab_size)
-        return batch.pin_memory().to(device, non_blocking=True) if device.startswith("cuda") else batch.to(device)
-
-    # model and optimizer
-    config = replace(config, vocab_size=vocab_size)
-    keep_freed_memory()
-    torch.manual_seed(s.seed)
-    model = GPT(config).to(device)
-    if resumed:
-        model.load_state_dict(checkpoint["model"])
-    elif checkpoint:
-        start_from(model, checkpoint["model"], s.init_from)
-    groups = model.param_groups(s.weight_decay, s.learning_rate, s.router_lr)
-    optimizer = torch.optim.AdamW(groups, lr=s.learning_rate, betas=(s.beta1, s.beta2), fused=not device == "mps")
-    i, val_line, elapsed = 0, {}, 0.0
-    if resumed:
-        optimizer.load_state_dict(checkpoint["optimizer"])
-        i, val_line, elapsed = checkpoint["iter"], checkpoint["val"], checkpoint["elapsed_s"]
-    checkpoint = None                                                   # its weights are in the model now
-    if device.startswith("cuda"):
-        torch.set_float32_matmul_precision("high")                      # TF32
-    net = torch.compile(model) if s.compile else model                  # the same weights; evaluated without it
-
-    # the folder of the run
-    tokens_per_step = s.batch_size * s.gradient_accumulation_steps * seq_len
-    resume_command = f"python train.py --init_from resume --out_dir {shlex.quote(s.out_dir)}"
-    log = claim(out_dir, i if resumed else None)
-    try:
-        with atomic_write(out_dir / "config.json") as f:
-            json.dump({"settings": settings, "model": asdict(config), "params": model.num_params(), "data": data_facts,
-                       "tokens_per_step": tokens_per_step, "device": device, "dtype": dtype,
-                       "torch": torch.__version__}, f, indent=1)
-    except OSError:                                                     # a full disk: leave no empty run behind
-        log.close()
-        if not resumed:
-            (out_dir / "log.jsonl").unlink()
-            with contextlib.suppress(OSError):
-                out_dir.rmdir()
-        raise
-    saved = i if resumed else None                                      # the iteration of ckpt.pt
-
-    def save():
-        nonlocal saved
-        save_checkpoint({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "iter": i, "val": val_line,
-                         "settings": settings, "model_config": asdict(config), "data": data_facts,
-                         "tokenizer": data_facts["tokenizer"], "elapsed_s": elapsed + time.time() - began},
-                        out_dir / "ckpt.pt")
-        saved = i
-
-    def write(line):
-        log.write(json.dumps(line) + "\n")
-        log.flush()
-
-    def diverged(what):
-        kept = f"{out_dir / 'ckpt.pt'} is of iteration {saved}" if saved is not None else "there is no checkpoint yet"
-        return UserError(f"{what} at iteration {i} is not finite, so the run stops; {kept}.\n"
-                         f"Try a lower --learning_rate, a longer --warmup_iters or another --seed.")
-
-    # the loop
-    print(f"{config.router} {config.n_layer}x{config.n_embd}, {model.num_params():,} parameters, {tokens_per_step:,} "
-          f"tokens a step, {device} {dtype}, {out_dir}" + (f", from iteration {i}" if resumed else ""), flush=True)
-    stop = []
-
-    def on_signal(number, frame):                                       # one ends after the step, a second at once
-        if stop:
-            raise KeyboardInterrupt(f"stopped without saving; the last checkpoint is of iteration {saved}")
-        stop.append(number)
-
-    handlers = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-    watched = sys.stderr.isatty()
-    bar = tqdm(total=s.max_iters, initial=i, disable=not watched, dynamic_ncols=True,
-               bar_format="{percentage:3.0f}% |{bar}| step {n_fmt}/{total_fmt}, {remaining} left{postfix}")
-    began, trained_s, trained_tokens, batch = time.time(), 0.0, 0, None
-    loss = tok_per_s = math.nan
-
-    def show():
-        bar.set_postfix_str(f"loss {loss:.3f}, val {val_line.get('val_loss', math.nan):.3f}, {tok_per_s:,.0f} tok/s")
-
-    model.train()
-    try:
-        while True:
-            # evaluate, and keep what there is
-            if (i % s.eval_interval == 0 or i == s.max_iters) and val_line.get("iter") != i:
-                val_loss = evaluate(model, val_windows, s.batch_size, device, dtype)
-                if not math.isfinite(val_loss):
-                    raise diverged("the validation loss")
-                val_bpb = val_loss / math.log(2) / bytes_per_token if bytes_per_token else None
-                val_line = {"iter": i, "tokens": i * tokens_per_step, "val_loss": val_loss, "val_bpb": val_bpb}
-                write(val_line)
-                save()
-                show()
-                if not watched:
-                    print(f"iter {i}/{s.max_iters}: val loss {val_loss:.4f}", flush=True)
-            if i >= s.max_iters:
-                break
-            if stop:
-                if saved != i:
-                    save()
-                raise KeyboardInterrupt(f"stopped at iteration {i} of {s.max_iters}, and saved. To go on:\n"
-                                        f"    {resume_command}")
-
-            # one step
-            t0 = time.time()
-            lr = lr_at(i, s)
-            for group in optimizer.param_groups:
-                group["lr"] = lr * group.get("lr_scale", 1.0)
-            torch.manual_seed(int(np.random.SeedSequence((s.seed, i, 1)).generate_state(1)[0]))        # for dropout
-            batch = batch_of(i) if batch is None else batch
-            loss = 0.0
-            for micro in batch.split(s.batch_size):                     # (batch_size, T + 1)
+        # one step
+        t0 = time.time()
+        lr = lr_at(run.i, s)
+        for params in run.optimizer.param_groups:
+            params["lr"] = lr * params["lr_scale"]
+        torch.manual_seed(int(np.random.SeedSequence((s.seed, run.i, 1 + group.rank)).generate_state(1)[0]))   # dropout's
+        loss, micros = 0.0, batch.split(s.batch_size)                   # (batch_size, T + 1) each
+        for k, micro in enumerate(micros):
+            with several.summing(run.net, now=k == len(micros) - 1):
                 with autocast(device, dtype):
                     _, micro_loss = net(micro[:, :-1], micro[:, 1:])
-                    micro_loss = micro_loss / s.gradient_accumulation_steps
-                micro_loss.backward()
-                loss = loss + micro_loss.detach()
-            batch = batch_of(i + 1)                                     # while a card is still at work
-            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), s.grad_clip or math.inf)
-            loss, norm = torch.stack([loss, norm]).tolist()
-            if not (math.isfinite(loss) and math.isfinite(norm)):
-                raise diverged("the loss" if not math.isfinite(loss) else "the gradient")
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            i += 1
+                    micro_loss = micro_loss * (len(micro) / len(batch))
+                run.scaler.scale(micro_loss).backward()
+            loss = loss + micro_loss.detach()
+        batch = train_batch(run, run.i + 1)                             # while a card is still at work
+        run.scaler.unscale_(run.optimizer)
+        norm = several.whole(torch.nn.utils.clip_grad_norm_(run.model.parameters(), s.grad_clip or math.inf))
+        loss, norm = torch.stack([loss, norm.to(loss.device)]).tolist()
+        loss, asked = group.sum(loss / group.size, stop.asked)
+        stopping = asked > 0                                            # in all processes after the same step
+        skipped = run.scaler.is_enabled() and not math.isfinite(norm) and run.scaler.get_scale() > 1
+        if not math.isfinite(loss) or not math.isfinite(norm) and not skipped:
+            raise not_finite(run, "the gradient" if math.isfinite(loss) else "the loss")
+        run.scaler.step(run.optimizer)                                  # float16: none where the scaled gradient overflowed
+        run.scaler.update()
+        run.optimizer.zero_grad(set_to_none=True)
+        run.i += 1
 
-            # tell
-            trained_s, trained_tokens = trained_s + time.time() - t0, trained_tokens + tokens_per_step
-            bar.update()
-            if i % s.log_interval == 0 or i == s.max_iters:
-                tok_per_s = trained_tokens / trained_s
-                trained_s, trained_tokens = 0.0, 0
-                write({"iter": i, "tokens": i * tokens_per_step, "loss": loss, "lr": lr, "tok_per_s": tok_per_s,
-                       "peak_mem_mb": peak_mem_mb(device), "elapsed_s": elapsed + time.time() - began})
-                show()
-                if not watched:
-                    print(f"iter {i}/{s.max_iters}: loss {loss:.4f}, {tok_per_s:,.0f} tok/s", flush=True)
+        # tell
+        trained_s, trained_tokens = trained_s + time.time() - t0, trained_tokens + tokens_per_step
+        screen.bar.update()
+        if run.i % s.log_interval == 0 or run.i == s.max_iters:
+            tok_per_s = trained_tokens / trained_s
+            trained_s, trained_tokens = 0.0, 0
+            run.folder.write({"iter": run.i, "tokens": run.i * tokens_per_step, "loss": loss, "lr": lr,
+                              "tok_per_s": tok_per_s, "peak_mem_mb": peak_mem_mb(device),
+                              "elapsed_s": time.time() - run.began})
+            screen.show(loss, run.val["val_loss"], tok_per_s)
+            screen.tell(f"iter {run.i}/{s.max_iters}: loss {loss:.4f}, {tok_per_s:,.0f} tok/s")
+
+def say_losses(run: Run, screen: Screen) -> None:
+    """--eval_only: the loss of each split there is."""
+    for split, w in run.splits.items():
+        loss = evaluate(run.model, w, run.s.batch_size, run.device, run.dtype, run.group)
+        bpb = bits_per_byte(run, split, loss)
+        screen.say(f"{split} loss {loss:.4f} nats a token" + (f" ({bpb:.4f} bits a byte)" if bpb else "")
+                   + f", {len(w)} windows of {run.config.seq_len}")
+
+def main(argv) -> None:
+    with several.processes() as group:
+        settings, checkpoint = read_settings(argv)
+        run = set_up(settings, checkpoint, group)
+        del checkpoint                                                  # its weights are in the model now
+        with Stop() as stop, Screen(run.s.max_iters, run.i, stop, silent=group.rank > 0) as screen:
+            if run.s.eval_only:
+                say_losses(run, screen)
+            else:
+                whole_run(run, stop, screen)
+
+def whole_run(run: Run, stop: Stop, screen: Screen) -> None:
+    """The loop in its folder, with a sentence for what ends it before its time."""
+    s, config, folder, resumed = run.s, run.config, run.folder, run.s.init_from == "resume"
+    folder.saved = run.i if resumed else None
+    if run.group.rank == 0:
+        folder.claim(run.i if resumed else None, run.record)
+        if resumed:
+            folder.keep_best(run.best, run.i)
+    screen.say(f"{config.router} {config.n_layer}x{config.n_embd}, {run.record['params']:,} parameters, "
+               f"{run.record['tokens_per_step']:,} tokens a step, {run.device} {run.dtype}, {s.out_dir}"
+               + (f", {run.group.size} processes" if run.group.size > 1 else "")
+               + (f", from iteration {run.i}" if resumed else ""))
+    try:
+        train(run, stop, screen)
+    except KeyboardInterrupt as e:
+        raise e if e.args else KeyboardInterrupt(f"stopped without saving; {folder.kept()}")
     except OSError as e:                                                # most likely a full disk
-        raise UserError(f"iteration {i}: {explain(e)}" + (f"\n{out_dir / 'ckpt.pt'} is of iteration {saved}; "
-                        f"to go on from there: {resume_command}" if saved is not None else "")) from None
+        raise UserError(f"iteration {run.i}: {explain(e)}\n{folder.kept()}" + (
+            f"; to go on from there: {how_to_resume(run)}" if folder.saved is not None else "")) from None
     except Exception as e:
-        if s.compile and type(e).__module__.startswith(("torch._dynamo", "torch._inductor")):
-            raise UserError(f"--compile does not work here ({type(e).__name__}: {str(e).splitlines()[0]}); "
-                            f"leave it out.") from None
+        if s.compile and (sentence := compile_error(e)):
+            raise UserError(f"--compile does not work here: {sentence}; leave it out.") from None
         raise
     finally:
-        bar.close()
-        with contextlib.suppress(OSError):                              # the disk may be full
-            log.close()
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
-    minutes, seconds = divmod(round(elapsed + time.time() - began), 60)
-    bpb = f" ({val_line['val_bpb']:.4f} bits a byte)" if val_line["val_bpb"] is not None else ""
-    print(f"done: val loss {val_line['val_loss']:.4f} nats a token{bpb}, {minutes} min {seconds} s\n"
-          f"Hear it: python sample.py --out_dir {shlex.quote(s.out_dir)}")
+        folder.close()
+    minutes, seconds = divmod(round(time.time() - run.began), 60)
+    bpb = f" ({run.val['val_bpb']:.4f} bits a byte)" if run.val["val_bpb"] is not None else ""
+    screen.say(f"done: val loss {run.val['val_loss']:.4f} nats a token{bpb}, {minutes} min {seconds} s\n"
+               f"Hear it: python sample.py --out_dir {shlex.quote(s.out_dir)}")
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

@@ -32,6 +32,7 @@ from tqdm import tqdm
 
 import train
 from nanodepth.files import UserError, atomic_write, run
+from nanodepth.runs import iter_of
 from nanodepth.settings import Parser
 from model import ROUTERS, GPTConfig
 
@@ -49,7 +50,8 @@ class SweepConfig:
 
 SET_BY_THE_SWEEP = {"router": "routers", "n_layer": "depths", "seed": "seeds"}
 # Two runs of one sweep may differ in these; any other difference makes them no pair.
-MAY_DIFFER = ["router", "n_layer", "seed", "out_dir", "init_from", "device", "compile", "plain_read", "log_interval"]
+MAY_DIFFER = ["router", "n_layer", "seed", "out_dir", "init_from", "device", "compile", "recompute", "fsdp", "plain_read",
+              "log_interval"]
 COLUMNS = ["router", "depth", "seed", "params", "tokens", "val_loss", "val_bpb", "tok_per_s", "peak_mem_mb",
            "elapsed_s", "run"]
 NEAR = 0.05                              # a milestone is the evaluation nearest to it, at most this share of it away
@@ -158,7 +160,7 @@ def read_run(folder: Path) -> Run | None:
         settings = config["settings"]
         depth, seed, _ = settings["n_layer"], settings["seed"], (settings["max_iters"], config["params"])
         with open(folder / "log.jsonl", "rb") as f:
-            lines = [json.loads(line) for line in f if train.iter_of(line) < math.inf]
+            lines = [json.loads(line) for line in f if iter_of(line) < math.inf]
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"{folder} is damaged: its config.json or log.jsonl cannot be read. "
                         f"Delete it and run it again.") from None
@@ -186,7 +188,7 @@ def steps_done(folder: Path) -> int:
     try:
         with open(folder / "log.jsonl", "rb") as f:
             f.seek(max(0, f.seek(0, os.SEEK_END) - 2000))
-            reached = [i for line in f if (i := train.iter_of(line)) < math.inf]
+            reached = [i for line in f if (i := iter_of(line)) < math.inf]
         return reached[-1] if reached else 0
     except OSError:
         return 0

@@ -46,7 +46,8 @@ def run(main) -> None:
         if "out of memory" not in str(e) and "can't allocate memory" not in str(e):
             raise
         message = "out of memory; a smaller --batch_size (with more --gradient_accumulation_steps) or a smaller model needs less"
-    print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr)
+    with contextlib.suppress(OSError):          # a terminal that has been closed
+        print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr)
     sys.exit(2)
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -84,11 +85,11 @@ def save_checkpoint(checkpoint: dict, path) -> None:
         except RuntimeError as e:               # torch closes its archive in vain after an error of the disk, and reports that
             raise e.__context__ if isinstance(e.__context__, OSError) else e
 
-def load_checkpoint(path) -> dict:
-    """The checkpoint of a run (its folder, or a ckpt.pt), on the CPU. It is data: `weights_only`, nothing is executed."""
+def load_checkpoint(path, name: str = "ckpt.pt") -> dict:
+    """The checkpoint of a run, on the CPU: `path` is its folder, or a file. It is data: `weights_only`, nothing is executed."""
     import torch
     path = Path(path)
-    path = path / "ckpt.pt" if path.is_dir() else path
+    path = path / name if path.is_dir() else path
     if not path.exists():
         raise UserError(f"there is no checkpoint {path}.")
     try:

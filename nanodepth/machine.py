@@ -27,18 +27,36 @@ def pick_device(name: str) -> str:
     return name
 
 def pick_dtype(name: str, device: str) -> str:
-    """'auto' is bfloat16 on a card that computes in it, else float32."""
+    """'auto' is bfloat16 on a card that computes in it, float16 on one that does not (T4, V100), else float32."""
     if name == "auto":
-        return "bfloat16" if device.startswith("cuda") and torch.cuda.is_bf16_supported(False) else "float32"
-    if name not in ("float32", "bfloat16"):
-        raise UserError(f"--dtype is {name!r}; it must be auto, float32 or bfloat16.")
+        return "float32" if not device.startswith("cuda") else "bfloat16" if torch.cuda.is_bf16_supported(False) else "float16"
+    if name not in ("float32", "bfloat16", "float16"):
+        raise UserError(f"--dtype is {name!r}; it must be auto, float32, bfloat16 or float16.")
     return name
 
 def autocast(device: str, dtype: str):
-    """The context for a forward pass: bfloat16 autocast, or nothing at all in float32."""
+    """The context for a forward pass: autocast to bfloat16 or float16, or nothing at all in float32."""
     if dtype == "float32":
         return contextlib.nullcontext()
-    return torch.autocast(device.split(":")[0], dtype=torch.bfloat16)
+    return torch.autocast(device.split(":")[0], dtype=getattr(torch, dtype))
+
+def compile_error(error: Exception) -> str | None:
+    """What torch.compile lacks, in a line; None when the error is not of torch.compile."""
+    if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        return None
+    return telling_line(error)
+
+def compiled(net):
+    """torch.compile(net); UserError where it refuses, as on a Python or a system that it does not know."""
+    try:
+        return torch.compile(net)
+    except RuntimeError as e:
+        raise UserError(f"--compile does not work here: {telling_line(e)}; leave it out.") from None
+
+def telling_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if "ompiler" in line or "riton" in line or "not supported" in line]
+    return (telling or lines or [type(error).__name__])[0][:200].rstrip(".")
 
 def keep_freed_memory() -> None:
     """On Linux, let freed tensors up to 32 MiB (more is not possible) stay with the process: 3 to 15 % of a step's time.

@@ -30,23 +30,36 @@ def convert(kind, value, name: str):
     try:
         if kind is bool and str(value).lower() in ("true", "false"):
             return str(value).lower() == "true"
-        if kind is str and isinstance(value, str) or kind in (int, float) and type(value) is kind:
+        if kind is str and isinstance(value, str):
             return value
-        if kind in (int, float) and isinstance(value, str) or kind is float and type(value) is int:
-            return kind(value)
-    except ValueError:
+        if kind in (int, float) and (isinstance(value, str) or type(value) is kind) or kind is float and type(value) is int:
+            number = kind(value)
+            if kind is int and abs(number) >= 10**18:
+                raise UserError(f"{name} is {str(value)[:40]}; it must have 18 digits at most.")
+            if number == number:                                        # NaN is not
+                return number
+    except (ValueError, OverflowError):
         pass
     raise UserError(f"{name} is {value!r}; it must be {words[kind]}.")
+
+def amount(text: str, name: str) -> int:
+    """2.0B, 500M, 20k or 123456 tokens as a whole number; UserError names the setting."""
+    m = re.fullmatch(r"(\d+(?:\.\d*)?(?:e\d+)?)([kmb]?)", str(text).replace("_", "").lower())
+    n = round(min(1e18, float(m[1]) * {"": 1, "k": 1e3, "m": 1e6, "b": 1e9}[m[2]])) if m else 0
+    if not 1 <= n < 10**18:
+        raise UserError(f"{name} is {text!r}; it must be a number of tokens, as 2.0B, 500M or 20000.")
+    return n
 
 class Parser(argparse.ArgumentParser):
     """argparse with errors that are sentences: an unknown flag names the nearest known one.
 
-    `refused`: flags that other projects have and this one answers with a sentence, {name: sentence}.
+    `refused`: flags that other projects have and this one answers with a sentence, {name: sentence}. `free`: flags whose
+    value may begin with dashes.
     """
 
-    def __init__(self, *args, refused: dict[str, str] | None = None, **kwargs):
+    def __init__(self, *args, refused: dict[str, str] | None = None, free=(), **kwargs):
         super().__init__(*args, allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter, **kwargs)
-        self.refused, self.kinds = refused or {}, {}
+        self.refused, self.kinds, self.free = refused or {}, {}, [f"--{name}" for name in free]
         self._negative_number_matcher = re.compile(r"-(\.?\d|inf|nan)")         # argparse takes -1e-3 for a flag
 
     def add_fields(self, cls, skip=()) -> None:
@@ -68,7 +81,10 @@ class Parser(argparse.ArgumentParser):
         return UserError(self.refused.get(name) or f"there is no {what} {before}{name}.{nearest(name, known, before)}")
 
     def parse_args(self, argv=None, namespace=None):
-        argv = sys.argv[1:] if argv is None else argv
+        argv = list(sys.argv[1:] if argv is None else argv)
+        for i in reversed(range(len(argv) - 1)):                        # --prompt --x is --prompt=--x
+            if argv[i] in self.free and argv[i + 1] not in self._option_string_actions:
+                argv[i:i + 2] = [f"{argv[i]}={argv[i + 1]}"]
         for word in argv:
             name = word.split("=")[0]
             if word == "--":

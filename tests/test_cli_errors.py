@@ -38,7 +38,7 @@ WRONG = {
     "--gradient_accumulation_steps 0": "--gradient_accumulation_steps is 0",
     "--max_iters -1": "--max_iters is -1; it must be 0 or more.",
     "--learning_rate -1e-3": "--learning_rate is -0.001; it must be more than 0.",
-    "--learning_rate nan": "--learning_rate is nan",
+    "--learning_rate nan": "--learning_rate is 'nan'; it must be a number.",
     "--learning_rate 1e-3x": "--learning_rate is '1e-3x'; it must be a number.",
     "--min_lr -1": "--min_lr is -1.0",
     "--router_lr inf": "--router_lr is inf",
@@ -48,11 +48,25 @@ WRONG = {
     "--seed -1": "--seed is -1",
     "--compile maybe": "--compile is 'maybe'; it must be true or false.",
     "--device gpu": "--device is 'gpu'; it must be auto, cpu, cuda",
-    "--dtype float16": "--dtype is 'float16'; it must be auto, float32 or bfloat16.",
+    "--dtype float8": "--dtype is 'float8'; it must be auto, float32, bfloat16 or float16.",
     "--init_from resmue": "Did you mean resume?",
     "--init_from resume": "there is nothing to resume in",
     "--seq_len 20000": "--seq_len 20000",
     "--vocab_size 10": "--vocab_size is 10; the vocabulary of",
+    "--always_save_checkpoint": "every evaluation saves ckpt.pt",
+    "--wandb_log=True": "the figures are in log.jsonl",
+    "--wandb_project x": "the figures are in log.jsonl",
+    "--bias False": "no layer has a bias",
+    "--start x": "sample.py",
+    "--backend gloo": "by --device",
+    "--decay_lr False": "give --min_lr",
+    "--seed 12345678901234567890": "--seed is 12345678901234567890; it must have 18 digits at most.",
+    "--detail_bias nan": "--detail_bias is 'nan'; it must be a number.",
+    "--rope_theta NaN": "--rope_theta is 'NaN'; it must be a number.",
+    "--max_tokens 2.0X": "--max_tokens is '2.0X'; it must be a number of tokens, as 2.0B",
+    "--max_tokens 1e999": "--max_tokens is '1e999'; it must be a number of tokens",
+    "--max_tokens 2M --max_iters 5": "--max_iters and --max_tokens both say",
+    "--fsdp": "start them with torchrun",
     "nowhere.toml": "there is no config file nowhere.toml.",
 }
 
@@ -107,7 +121,8 @@ def test_exit_code_and_stderr(capsys):
 @pytest.mark.parametrize("flags, name", [
     ("--seed 1", "seed"), ("--router delta", "router"), ("--n_layer 3", "n_layer"), ("--batch_size 8", "batch_size"),
     ("--seq_len 8", "seq_len"), ("--dropout 0.1", "dropout"), ("--weight_decay 0", "weight_decay"),
-    ("--gradient_accumulation_steps 2", "gradient_accumulation_steps"), ("--vocab_size 200", "vocab_size"),
+    ("--gradient_accumulation_steps 2", "batch_size 4 times --gradient_accumulation_steps 2"),
+    ("--vocab_size 200", "vocab_size"),
 ])
 def test_a_resumed_run_keeps_its_settings(finished, flags, name):
     with pytest.raises(UserError, match=f"--{name} .*a resumed run keeps it"):
@@ -133,7 +148,7 @@ def test_other_data(finished, tmp_path):
     path = tmp_path / "b.txt"
     path.write_text("another text, with other letters\n" * 200)
     other = str(prepare(input=[str(path)], tokenizer="char", out=tmp_path / "b", split="80/10/10", num_proc=1))
-    with pytest.raises(UserError, match="is not the data that the run in"):
+    with pytest.raises(UserError, match="it is not the data that the run in"):
         train.main(["--init_from", "resume", "--out_dir", str(finished), "--max_iters", "6", "--dataset", other])
     with pytest.raises(UserError, match="Prepare the data with the same tokenizer"):
         train.main(["--init_from", str(finished), "--out_dir", str(tmp_path / "run"), "--dataset", other])
@@ -167,6 +182,6 @@ def test_a_full_disk_keeps_the_last_checkpoint(data, tmp_path):
     assert r.returncode == 2 and "Traceback" not in r.stderr and len(r.stderr.splitlines()) <= 2, r.stderr
     assert "iteration 4: " in r.stderr and "larger than this system allows" in r.stderr
     assert (tmp_path / "run" / "ckpt.pt").read_bytes() == before
-    assert sorted(os.listdir(tmp_path / "run")) == ["ckpt.pt", "config.json", "log.jsonl"]
+    assert sorted(os.listdir(tmp_path / "run")) == ["best.pt", "ckpt.pt", "config.json", "log.jsonl"]
     train.main(["--init_from", "resume", "--out_dir", str(tmp_path / "run"), "--max_iters", "4"])
     assert [x["iter"] for x in log(tmp_path / "run") if "val_loss" in x] == [0, 2, 4]

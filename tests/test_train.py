@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 import train
 from nanodepth.files import UserError
+from nanodepth.runs import claim
 from nanodepth.settings import comments
 from nanodepth.data import load_data, write_shard
 from model import GPT, GPTConfig
@@ -35,7 +36,7 @@ def test_learns_and_writes_what_the_contract_says(data, tmp_path, monkeypatch, c
     go("--dataset", data, "--router", "wav", "--max_iters", 250, "--eval_interval", 100, "--n_embd", 32,
        "--learning_rate", 1e-2, "--warmup_iters", 10, "--log_interval", 50)
     run = tmp_path / "out" / "wav-2x32-s0"
-    assert sorted(p.name for p in run.iterdir()) == ["ckpt.pt", "config.json", "log.jsonl"]
+    assert sorted(p.name for p in run.iterdir()) == ["best.pt", "ckpt.pt", "config.json", "log.jsonl"]
 
     lines = log(run, seconds=True)
     training, evaluations = [x for x in lines if "loss" in x], [x for x in lines if "val_loss" in x]
@@ -43,7 +44,7 @@ def test_learns_and_writes_what_the_contract_says(data, tmp_path, monkeypatch, c
     assert [x["iter"] for x in training] == [50, 100, 150, 200, 250]
     assert [x["iter"] for x in evaluations] == [0, 100, 200, 250]
     assert all(list(x) == ["iter", "tokens", "loss", "lr", "tok_per_s", "peak_mem_mb", "elapsed_s"] for x in training)
-    assert all(list(x) == ["iter", "tokens", "val_loss", "val_bpb"] for x in evaluations)
+    assert all(list(x) == ["iter", "tokens", "val_loss", "val_bpb", "train_loss"] for x in evaluations)
     assert all(x["tokens"] == x["iter"] * 4 * 16 for x in lines)
     assert all(x["tok_per_s"] > 0 and x["peak_mem_mb"] > 50 for x in training)
     assert all(a["elapsed_s"] < b["elapsed_s"] for a, b in zip(training, training[1:]))
@@ -75,7 +76,7 @@ def test_val_loss_is_the_mean_over_the_windows(data):
     tokens = load_data(data).val
     torch.manual_seed(0)
     model = GPT(GPTConfig(vocab_size=97, seq_len=16, n_layer=1, n_embd=16, dropout=0.5))
-    starts = train.eval_starts(len(tokens), 16, 1)
+    starts = train.eval_starts(len(tokens), 16, 16)
     windows = train.windows(tokens, starts, 16, 97)                     # (16, 17)
     got = train.evaluate(model, windows, 5, "cpu", "float32")           # 5 does not divide 16
     assert model.training
@@ -84,11 +85,11 @@ def test_val_loss_is_the_mean_over_the_windows(data):
     assert got == pytest.approx(sum(losses) / 16, rel=1e-5)
 
 def test_eval_windows_are_spread_evenly_without_overlap():
-    starts = train.eval_starts(10_001, 20, 4)
+    starts = train.eval_starts(10_001, 20, 64)
     assert len(starts) == 64 and starts[0] == 0 and starts[-1] == 10_001 - 21
     assert (np.diff(starts) >= 20).all() and np.ptp(np.diff(starts)) <= 1
-    assert train.eval_starts(21, 20, 4).tolist() == [0]                 # just one window
-    assert train.eval_starts(101, 20, 4).tolist() == [0, 20, 40, 60, 80]
+    assert train.eval_starts(21, 20, 64).tolist() == [0]                 # just one window
+    assert train.eval_starts(101, 20, 64).tolist() == [0, 20, 40, 60, 80]
 
 def test_learning_rate_schedule():
     s = SimpleNamespace(learning_rate=1.0, min_lr=None, warmup_iters=3, max_iters=13, lr_decay_iters=None)
@@ -129,7 +130,7 @@ def seen(monkeypatch, *flags):
     monkeypatch.setattr(train, "windows", lambda *args: batches.append(original(*args)) or batches[-1])
     go("--max_iters", 3, *flags)
     monkeypatch.setattr(train, "windows", original)
-    return torch.stack(batches[1:4]), batches[0]
+    return torch.stack(batches[2:5]), batches[0]
 
 def test_batches_depend_on_seed_and_step_alone(data, tmp_path, monkeypatch):
     base = ["--dataset", data, "--out_dir", tmp_path / "a"]
@@ -153,6 +154,16 @@ def test_accumulation_does_not_change_the_step(data, tmp_path):
 
 # ---------------------------------------------------------------------------------------------------------------------
 # stopping and going on
+
+def heeded(number, frame):
+    raise AssertionError("the run does not hear this signal")
+
+@pytest.fixture(autouse=True)
+def signals():
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 LONG = ["--max_iters", "14", "--eval_interval", "5", "--log_interval", "2", "--dropout", "0.2", "--router", "wav",
         "--gradient_accumulation_steps", "2"]
@@ -182,8 +193,9 @@ def test_a_killed_run_goes_on_bit_for_bit(data, tmp_path, never_stopped, monkeyp
     assert same_weights(tmp_path, never_stopped)
     assert log(tmp_path) == log(never_stopped)
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_ctrl_c_finishes_the_step_and_saves(data, tmp_path, never_stopped, monkeypatch, number):
+    signal.signal(number, heeded)                                       # it may be ignored where the tests run
     original = train.train_starts
 
     def interrupted(n_tokens, seq_len, n, seed, i):
@@ -195,18 +207,22 @@ def test_ctrl_c_finishes_the_step_and_saves(data, tmp_path, never_stopped, monke
     with pytest.raises(KeyboardInterrupt, match=r"iteration 8 of 14.*\n.*train.py --init_from resume --out_dir"):
         go("--dataset", data, "--out_dir", tmp_path, *LONG)
     monkeypatch.setattr(train, "train_starts", original)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(number) is heeded
     assert checkpoint(tmp_path)["iter"] == 8
     train.main(["--init_from", "resume", "--out_dir", str(tmp_path)])
     assert same_weights(tmp_path, never_stopped)
     assert log(tmp_path) == log(never_stopped)
+
+def heed():
+    """Ctrl-C is heard in a new process, though it may be ignored in this one."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 def test_ctrl_c_from_outside(data, tmp_path):
     out = tmp_path / "run"
     flags = [*SIZE, "--dataset", data, "--out_dir", out, "--max_iters", 10**6, "--log_interval", 1,
              "--eval_interval", 10**6]
     p = subprocess.Popen([sys.executable, ROOT / "train.py", *map(str, flags)], stderr=subprocess.PIPE,
-                         stdout=subprocess.DEVNULL, text=True)
+                         stdout=subprocess.DEVNULL, text=True, preexec_fn=heed)
     end, path = time.time() + 60, out / "log.jsonl"
     while time.time() < end and not (path.exists() and len(path.read_text().splitlines()) > 3):
         time.sleep(0.05)
@@ -215,7 +231,7 @@ def test_ctrl_c_from_outside(data, tmp_path):
     assert p.returncode == 2 and "stopped at iteration" in error and "Traceback" not in error
     at = checkpoint(out)["iter"]
     assert at >= 3 and f"iteration {at} of" in error
-    assert sorted(x.name for x in out.iterdir()) == ["ckpt.pt", "config.json", "log.jsonl"]
+    assert sorted(x.name for x in out.iterdir()) == ["best.pt", "ckpt.pt", "config.json", "log.jsonl"]
     r = script("train.py", "--init_from", "resume", "--out_dir", out, "--max_iters", at + 2)
     assert r.returncode == 0 and f"from iteration {at}" in r.stdout
     assert [x["iter"] for x in log(out) if "loss" in x] == list(range(1, at + 3))
@@ -243,7 +259,7 @@ def test_the_same_command_twice_loses_nothing(data, tmp_path, capsys):
     assert f"its files are in {tmp_path / 'run' / 'old2'} now" in capsys.readouterr().out
 
 def test_two_runs_in_one_folder(data, tmp_path):
-    with train.claim(tmp_path, None):
+    with claim(tmp_path, None):
         with pytest.raises(UserError, match="another run is writing"):
             go("--dataset", data, "--out_dir", tmp_path, "--max_iters", 2)
     go("--dataset", data, "--out_dir", tmp_path, "--max_iters", 2)

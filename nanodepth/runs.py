@@ -1,0 +1,215 @@
+"""A run: its folder, what is recorded of it, what it says on the screen, and the signals that it hears."""
+import contextlib
+import hashlib
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from itertools import takewhile
+from pathlib import Path
+
+from tqdm import tqdm
+
+from nanodepth.files import UserError, atomic_write, save_checkpoint
+
+try:
+    import fcntl                        # POSIX alone
+except ImportError:
+    fcntl = None
+
+# ---------------------------------------------------------------------------------------------------------------------
+# the folder
+
+class Folder:
+    """The folder of a run, held by this process: config.json, log.jsonl, ckpt.pt (the last) and best.pt (of the lowest
+    val loss). `saved` is the iteration of ckpt.pt, None where there is none."""
+
+    def __init__(self, path):
+        self.path, self.log, self.saved = Path(path), None, None
+
+    def claim(self, resume_at: int | None, config: dict) -> None:
+        """Take the folder for this run alone, and write config.json. A resumed run drops the log's lines after its checkpoint."""
+        self.log, self.saved = claim(self.path, resume_at), resume_at
+        try:
+            with atomic_write(self.path / "config.json") as f:
+                json.dump(config, f, indent=1)
+        except OSError:                                                 # a full disk: leave no empty run behind
+            self.close()
+            if resume_at is None:
+                (self.path / "log.jsonl").unlink()
+                with contextlib.suppress(OSError):
+                    self.path.rmdir()
+            raise
+
+    def write(self, line: dict) -> None:
+        """One more line of log.jsonl."""
+        if self.log:
+            self.log.write(json.dumps(line) + "\n")
+            self.log.flush()
+
+    def save(self, checkpoint: dict) -> None:
+        """Write ckpt.pt; when it is the best so far it is best.pt too, the same file under two names where the system can."""
+        if self.log:
+            save_checkpoint(checkpoint, self.path / "ckpt.pt")
+            self.keep_best(checkpoint["best"], checkpoint["iter"])
+        self.saved = checkpoint["iter"]
+
+    def keep_best(self, best: dict, i: int) -> None:
+        """ckpt.pt, of iteration i, becomes best.pt if it is the best. Again when a run is resumed: a kill may have come between."""
+        last, name = self.path / "ckpt.pt", self.path / "best.pt"
+        if best.get("iter") != i or name.exists() and name.samefile(last):
+            return
+        tmp = self.path / "best.pt.tmp"
+        tmp.unlink(missing_ok=True)                                     # of a run that was killed just here
+        try:
+            os.link(last, tmp)
+            os.replace(tmp, name)
+        except OSError:                                                 # a file system without links
+            with atomic_write(name, "wb") as f, open(last, "rb") as whole:
+                shutil.copyfileobj(whole, f)
+
+    def kept(self) -> str:
+        return f"{self.path / 'ckpt.pt'} is of iteration {self.saved}" if self.saved is not None else "there is no checkpoint yet"
+
+    def close(self) -> None:
+        if self.log:
+            with contextlib.suppress(OSError):                          # the disk may be full
+                self.log.close()
+
+def claim(out_dir: Path, resume_at: int | None):
+    """log.jsonl opened for this run alone. A resumed run drops the lines after its checkpoint; a new run moves the
+    files of an earlier one to OUT_DIR/oldN, so that nothing is lost by typing the same command twice."""
+    out_dir.mkdir(parents=True, exist_ok=True)
+    path = out_dir / "log.jsonl"
+
+    def lock():
+        f = open(path, "a", encoding="utf-8")
+        try:
+            if fcntl:
+                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)           # held until the file is closed
+        except BlockingIOError:
+            raise UserError(f"another run is writing to {out_dir}; choose another --out_dir.") from None
+        except OSError:
+            pass                                                        # a file system without locks
+        return f
+
+    earlier = path.exists() or (out_dir / "ckpt.pt").exists()
+    log = lock()
+    if resume_at is not None:
+        with open(path, "rb") as f:                                     # iterations only grow along the file
+            log.truncate(sum(map(len, takewhile(lambda line: iter_of(line) <= resume_at, f))))
+    elif earlier:
+        old = next(o for n in range(1, 10**6) if not (o := out_dir / f"old{n}").exists())
+        old.mkdir()
+        for name in ("log.jsonl", "config.json", "ckpt.pt", "best.pt"):
+            if (out_dir / name).exists():
+                (out_dir / name).rename(old / name)
+        print(f"{out_dir} held an earlier run: its files are in {old} now")
+        log.close()
+        log = lock()
+    return log
+
+def iter_of(line: bytes) -> float:
+    """The iteration of a line of log.jsonl; infinity for one that a kill has cut short."""
+    try:
+        return json.loads(line)["iter"] if line.endswith(b"\n") else math.inf
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+# ---------------------------------------------------------------------------------------------------------------------
+# what is recorded
+
+def data_facts(data) -> dict:
+    """What tells one data set from another. The digest is of meta.json's sums; where there are none, as with shards from
+    elsewhere, of every shard's size and both its ends: to read 20 GB would take minutes."""
+    sums = hashlib.sha256()
+    for split in ("train", "val"):
+        shards = data.meta.get("splits", {}).get(split, {}).get("shards", [])
+        if shards and all("sha256" in shard for shard in shards):
+            sums.update(" ".join(f"{shard['tokens']} {shard['sha256']}" for shard in shards).encode())
+        else:
+            for path in getattr(data, split).paths:
+                with open(path, "rb") as f:
+                    size = f.seek(0, os.SEEK_END)
+                    sums.update(str(size).encode())
+                    for start in (0, max(0, size - 2**16)):             # with the header
+                        f.seek(start)
+                        sums.update(f.read(2**16))
+        sums.update(split.encode())
+    return {"train_tokens": len(data.train), "val_tokens": len(data.val), "vocab_size": data.vocab_size,
+            "tokenizer": data.tokenizer.describe() if data.tokenizer else None, "digest": sums.hexdigest()[:32]}
+
+def git_commit() -> str | None:
+    """The commit of this code, with -dirty where files differ from it; None where it is no git checkout."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists():                                    # a copy inside some other checkout
+        return None
+    try:
+        command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+# ---------------------------------------------------------------------------------------------------------------------
+# what is heard and said
+
+class Stop:
+    """Ctrl-C, SIGTERM and a closed terminal (SIGHUP) ask a run to end after its step; a second Ctrl-C ends it at once.
+
+    What is ignored stays ignored, as SIGHUP is under nohup. Used as a context.
+    """
+    def __init__(self):
+        self.asked, self.before = False, {}
+
+    def __enter__(self):
+        for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK"):        # the last is Windows'
+            number = getattr(signal, name, None)
+            if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+                self.before[number] = signal.signal(number, self.hear)
+        return self
+
+    def hear(self, number, frame):
+        if self.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def __exit__(self, *error):
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+class Screen:
+    """A bar where stderr is a terminal, else plain lines; of several processes only the first speaks. Output that
+    nobody reads any more (a closed pipe) asks the run to stop."""
+
+    def __init__(self, total: int, initial: int, stop: Stop, silent: bool):
+        self.stop, self.silent, self.watched = stop, silent, sys.stderr.isatty() and not silent
+        self.bar = tqdm(total=total, initial=initial, disable=not self.watched, dynamic_ncols=True,
+                        bar_format="{percentage:3.0f}% |{bar}| step {n_fmt}/{total_fmt}, {remaining} left{postfix}")
+
+    def say(self, text: str) -> None:
+        if self.silent:
+            return
+        try:
+            print(text, flush=True)
+        except OSError:
+            self.stop.asked = True
+            with contextlib.suppress(OSError):                          # what remains in the buffer goes nowhere
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    def tell(self, text: str) -> None:
+        """A line where there is no bar."""
+        if not self.watched:
+            self.say(text)
+
+    def show(self, loss: float, val_loss: float, tok_per_s: float) -> None:
+        """What stands beside the bar."""
+        self.bar.set_postfix_str(f"loss {loss:.3f}, val {val_loss:.3f}, {tok_per_s:,.0f} tok/s")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.bar.close()
