@@ -28,8 +28,9 @@ from torch.utils.checkpoint import checkpoint as recomputed
 from nanodepth import several
 from nanodepth.data import load_data
 from nanodepth.files import UserError, explain, load_checkpoint, run as run_script
-from nanodepth.machine import autocast, compile_error, compiled, keep_freed_memory, peak_mem_mb, pick_device, pick_dtype
-from nanodepth.runs import Folder, Screen, Stop, data_facts, git_commit
+from nanodepth.machine import (autocast, compile_error, compiled, keep_freed_memory, peak_mem_mb, pick_device,
+                               pick_dtype)
+from nanodepth.runs import Folder, Screen, Stop, carried, data_facts, git_commit, history, same_data, start_from
 from nanodepth.settings import Parser, amount, nearest
 from model import GPT, GPTConfig
 
@@ -39,7 +40,7 @@ class TrainConfig:
     # The names are nanoGPT's. The comment beside a setting is its help text. The defaults are for a laptop.
     dataset: str = "pystdlib"            # a folder under data/, or the path of one
     out_dir: str | None = None           # where the run is written; none: out/ROUTER-LxD-sSEED
-    init_from: str = "scratch"           # scratch, resume, or another run (its folder, or a file in it), for its weights
+    init_from: str = "scratch"           # scratch, resume, or a run (its folder, or a file) whose weights it takes
     eval_only: bool = False              # say the train, val and test loss, and write nothing
     seed: int = 0                        # of the first weights, the batches and the dropout
     # the model's other flags are GPTConfig's
@@ -64,7 +65,7 @@ class TrainConfig:
     log_interval: int = 10               # steps from one line of log.jsonl to the next
     # the machine
     device: str = "auto"                 # auto, cpu, cuda, cuda:N or mps
-    dtype: str = "auto"                  # auto: bfloat16 on cards that have it, float16 on T4, V100, else float32
+    dtype: str = "auto"                  # float32, bfloat16, float16 (loss scaled); auto: a card's (T4, V100: float16)
     compile: bool = False                # torch.compile the model: slow to start, then faster
     recompute: bool = False              # run each sublayer again in the backward pass: less memory, more time
     fsdp: bool = False                   # under torchrun: weights, gradients and AdamW's memory in shards
@@ -78,12 +79,11 @@ RESUME_MAY_CHANGE = ["dataset", "out_dir", "init_from", "eval_only", "max_iters"
                      "gradient_accumulation_steps", "learning_rate", "min_lr", "warmup_iters", "lr_decay_iters",
                      "router_lr", "grad_clip", "eval_interval", "eval_iters", "log_interval", "device", "dtype",
                      "compile", "recompute", "fsdp", "plain_read"]
-FIRST_VALUES = {"route_gate": "router.gate", "detail_bias": "router.detail_bias", "layerscale_init": "router.gain"}
 EVAL_BATCH = 16                                                                 # windows for each of eval_iters
 REFUSED = {                                                                     # nanoGPT's flags that are not ours
     "block_size": "--block_size is --seq_len here: the context length is --seq_len, and block means a depth block "
                   "(--n_blocks).",
-    "always_save_checkpoint": "--always_save_checkpoint: every evaluation saves ckpt.pt here, and the best one best.pt.",
+    "always_save_checkpoint": "--always_save_checkpoint: every evaluation saves ckpt.pt, the best one best.pt too.",
     "bias": "--bias: no layer has a bias here.",
     "backend": "--backend: nccl on cards and gloo on CPUs, by --device.",
     "decay_lr": "--decay_lr: for a constant rate give --min_lr the value of --learning_rate.",
@@ -130,7 +130,7 @@ def read_settings(argv) -> tuple[dict, dict | None]:
     s["out_dir"] = s["out_dir"] or default_out_dir(s)
     if checkpoint and s["init_from"] != "resume" and not s["eval_only"]:
         start = Path(s["init_from"]).resolve()
-        if Path(s["out_dir"]).resolve() in (start, start.parent):
+        if Path(s["out_dir"]).resolve() == (start if start.is_dir() else start.parent):
             raise UserError(f"--out_dir {s['out_dir']} holds the run that this one starts from; name another.")
     if s["max_tokens"] is not None:
         s["max_iters"] = math.ceil(amount(s["max_tokens"], "--max_tokens") / (windows_a_step(s) * s["seq_len"]))
@@ -146,7 +146,7 @@ def windows_a_step(s: dict) -> int:
 
 def resumed_settings(checkpoint: dict, given: dict, out_dir: str) -> dict:
     """The settings of the run in out_dir with what may change and is given. UserError where it would be another run."""
-    was = DEFAULTS | {k: v for k, v in checkpoint["settings"].items() if k in DEFAULTS}     # a newer setting: its default
+    was = DEFAULTS | {k: v for k, v in checkpoint["settings"].items() if k in DEFAULTS}     # or its default
     became = checkpoint["model_config"]                                 # n_blocks none became 8, for one
     for name, value in given.items():
         if name not in RESUME_MAY_CHANGE and value not in (was[name], became.get(name, was[name])):
@@ -155,22 +155,9 @@ def resumed_settings(checkpoint: dict, given: dict, out_dir: str) -> dict:
     s = was | given | {"out_dir": out_dir}
     if windows_a_step(s) != windows_a_step(was):
         raise UserError(f"--batch_size {s['batch_size']} times --gradient_accumulation_steps "
-                        f"{s['gradient_accumulation_steps']} is {windows_a_step(s)} windows a step: the run in {out_dir} "
-                        f"has {windows_a_step(was)}, and a resumed run keeps it.")
+                        f"{s['gradient_accumulation_steps']} is {windows_a_step(s)} windows a step: the run in "
+                        f"{out_dir} has {windows_a_step(was)}, and a resumed run keeps it.")
     return s
-
-def carried(weights: dict, theirs: dict, s: dict, given: dict) -> dict:
-    """Another run's weights, without those of its router that would mean something else here.
-
-    A query asks the same of any sources; a gate, a gain or a bias is of one router alone. A first value that is given wins
-    over a trained one, and frozen_v's query stays at zero.
-    """
-    same = all(theirs.get(name) == s[name] for name in ("router", "details"))
-    fresh = {FIRST_VALUES[name] for name in given if name in FIRST_VALUES}
-    if s["rd_control"] == "frozen_v":
-        fresh.add("router.query_v")
-    return {name: w for name, w in weights.items() if not name.startswith("router.") or
-            name not in fresh and (same or name in ("router.query", "router.query_v"))}
 
 def check(given: dict) -> None:
     """UserError for a training setting that no run can have; the model's own are GPTConfig's to refuse."""
@@ -225,12 +212,6 @@ def eval_starts(n_tokens: int, seq_len: int, n: int) -> np.ndarray:
     n = min(n, (n_tokens - 1) // seq_len)
     return np.linspace(0, n_tokens - seq_len - 1, n).astype(np.int64)
 
-def same_data(facts: dict, was: dict, dataset: str, out_dir: str) -> None:
-    """UserError, with both values, when a run was trained on other data than this."""
-    for name, value in was.items():
-        if facts.get(name, value) != value:
-            raise UserError(f"{dataset} has {name} {str(facts[name])[:60]}: it is not the data that the run in {out_dir} "
-                            f"was trained on,\nwhich has {str(value)[:60]}. Name that one with --dataset.")
 
 # ---------------------------------------------------------------------------------------------------------------------
 # a run
@@ -262,13 +243,13 @@ def set_up(settings: dict, checkpoint: dict | None, group: several.Group) -> Run
     resumed = s.init_from == "resume"
     device = group.card(pick_device(s.device))
     dtype = pick_dtype(s.dtype, device)
-    config = model_config(settings, s.vocab_size or 1)                  # what cannot work is refused before data is made
+    config = model_config(settings, s.vocab_size or 1)                  # refused before any data is made
     if windows_a_step(settings) % group.size:
-        raise UserError(f"--batch_size times --gradient_accumulation_steps is {windows_a_step(settings)} windows a step, "
-                        f"which {group.size} processes cannot share evenly.")
+        raise UserError(f"--batch_size times --gradient_accumulation_steps is {windows_a_step(settings)} windows a "
+                        f"step, which {group.size} processes cannot share evenly.")
     if device == "cpu" and s.batch_size * config.seq_len * config.n_embd <= 2**16:
-        torch.set_num_threads(1)        # too small a step to share: two threads gain a little on two free cores, and on busy
-                                        # ones they wait for each other, and the step takes several times as long
+        torch.set_num_threads(1)        # too small a step to share: two threads gain a little on two free cores, and on
+                                        # busy ones they wait for each other: several times as long a step
     # data
     if group.rank > 0:
         group.wait()                                                    # the first process may have to prepare it
@@ -318,33 +299,22 @@ def set_up(settings: dict, checkpoint: dict | None, group: several.Group) -> Run
         best = checkpoint.get("best", val if val.get("iter") == i else {})      # an older version kept no best one
         elapsed = checkpoint["elapsed_s"]
 
-    # what is recorded
-    place = {"device": device.split(":")[0] if group.size > 1 else device, "dtype": dtype,
-             "threads": torch.get_num_threads(), "processes": group.size, "torch": str(torch.__version__), "git": git_commit()}
-    was = checkpoint["settings"] if resumed else settings
-    changed = {name: value for name, value in settings.items() if was.get(name, value) != value}
-    history = (checkpoint.get("history", []) if resumed else []) + [{"iter": i, **place, "changed": changed}]
+    at = device.split(":")[0] if group.size > 1 else device
+    place = {"device": at, "dtype": dtype, "threads": torch.get_num_threads(), "processes": group.size,
+             "torch": str(torch.__version__), "git": git_commit()}
     record = {"settings": settings, "model": asdict(config), "params": params, "data": facts,
-              "tokens_per_step": windows_a_step(settings) * config.seq_len, **place, "history": history}
-    return Run(s, config, record, data, group, device, dtype, model, net, optimizer, scaler, Folder(s.out_dir), splits, i,
-               val, best, time.time() - elapsed)
-
-def start_from(model, state: dict, path: str, whole: bool = False) -> None:
-    """Another run's weights. Its router may be another: router parameters that do not fit stay as they are, unless `whole`."""
-    own = model.state_dict()
-    fits = {k: v for k, v in state.items() if k in own and v.shape == own[k].shape}
-    wrong = [k for k in sorted(own.keys() | state.keys()) if k not in fits and (whole or not k.startswith("router."))]
-    if wrong:
-        raise UserError(f"the weights of {path} do not fit this model: {wrong[0]}. " + (
-            "It is of another version of model.py." if whole else "Leave out the flags of its size."))
-    model.load_state_dict(fits, strict=False)
+              "tokens_per_step": windows_a_step(settings) * config.seq_len, **place,
+              "history": history(checkpoint if resumed else None, i, place, settings)}
+    return Run(s, config, record, data, group, device, dtype, model, net, optimizer, scaler, Folder(s.out_dir), splits,
+               i, val, best, time.time() - elapsed)
 
 def train_batch(run: Run, i: int) -> torch.Tensor:
     """This process's windows of step i, (n, T + 1), on its device."""
     s, data, size, T = run.s, run.data, run.group.size, run.config.seq_len
     starts = train_starts(len(data.train), T, s.batch_size * s.gradient_accumulation_steps, s.seed, i)
     batch = windows(data.train, np.split(starts, size)[run.group.rank], T, run.config.vocab_size)
-    return batch.pin_memory().to(run.device, non_blocking=True) if run.device.startswith("cuda") else batch.to(run.device)
+    card = run.device.startswith("cuda")
+    return batch.pin_memory().to(run.device, non_blocking=True) if card else batch.to(run.device)
 
 def eval_windows(data, s: TrainConfig, config: GPTConfig) -> dict:
     """The evaluation windows of val, train and, for eval_only, test, (n, T + 1): of no split more than of val."""
@@ -387,10 +357,11 @@ def lr_at(i: int, s) -> float:
     return min_lr + 0.5 * (1 + math.cos(math.pi * along)) * (s.learning_rate - min_lr)
 
 def save(run: Run) -> None:
-    """ckpt.pt, and best.pt if this is the best, by the first process. UserError, and the last one stays, when it is not finite."""
-    model, optimizer = several.whole(run.model.state_dict()), several.optimizer_state(run.optimizer)
+    """ckpt.pt, and best.pt if this is the best. UserError, and the earlier ones stay, when it is not finite."""
+    model = several.whole(run.model.state_dict(), keep=run.group.rank == 0)
+    optimizer = several.optimizer_state(run.optimizer, keep=run.group.rank == 0)
     memory = [v for state in optimizer["state"].values() for v in state.values()]
-    if not all(v.isfinite().all() for v in (*model.values(), *memory)):
+    if not all(v.isfinite().all() for v in (*model.values(), *memory) if v is not None):
         raise not_finite(run, "a weight")
     run.folder.save({**run.record, "model": model, "model_config": run.record["model"], "optimizer": optimizer,
                      "scaler": run.scaler.state_dict(), "tokenizer": run.record["data"]["tokenizer"], "iter": run.i,
@@ -410,7 +381,8 @@ def how_to_resume(run: Run) -> str:
 
 def train(run: Run, stop: Stop, screen: Screen) -> None:
     """Evaluate and save, take a step, tell of it, until max_iters, or until it is asked to stop."""
-    s, group, device, dtype, tokens_per_step = run.s, run.group, run.device, run.dtype, run.record["tokens_per_step"]
+    s, group, device, dtype = run.s, run.group, run.device, run.dtype
+    tokens_per_step = run.record["tokens_per_step"]
     net = compiled(run.net) if s.compile else run.net                   # the same weights; evaluated without it
     batch, stopping = train_batch(run, run.i), False
     trained_s, trained_tokens, loss, tok_per_s = 0.0, 0, math.nan, math.nan
@@ -418,7 +390,8 @@ def train(run: Run, stop: Stop, screen: Screen) -> None:
     while True:
         # evaluate, and keep what there is
         if (run.i % s.eval_interval == 0 or run.i == s.max_iters) and run.val.get("iter") != run.i:
-            losses = {split: evaluate(run.model, w, s.batch_size, device, dtype, group) for split, w in run.splits.items()}
+            losses = {split: evaluate(run.model, windows, s.batch_size, device, dtype, group)
+                      for split, windows in run.splits.items()}
             for split, value in losses.items():
                 if not math.isfinite(value):
                     raise not_finite(run, f"the {split} loss")
@@ -434,7 +407,8 @@ def train(run: Run, stop: Stop, screen: Screen) -> None:
             return
         if stopping:
             if run.folder.saved != run.i:
-                if not math.isfinite(evaluate(run.model, run.splits["val"][:EVAL_BATCH], s.batch_size, device, dtype, group)):
+                few = run.splits["val"][:EVAL_BATCH]                    # finite weights may have no finite loss
+                if not math.isfinite(evaluate(run.model, few, s.batch_size, device, dtype, group)):
                     raise not_finite(run, "the val loss")
                 save(run)
             raise KeyboardInterrupt(f"stopped at iteration {run.i} of {s.max_iters}, and saved. To go on:\n"
@@ -445,7 +419,8 @@ def train(run: Run, stop: Stop, screen: Screen) -> None:
         lr = lr_at(run.i, s)
         for params in run.optimizer.param_groups:
             params["lr"] = lr * params["lr_scale"]
-        torch.manual_seed(int(np.random.SeedSequence((s.seed, run.i, 1 + group.rank)).generate_state(1)[0]))   # dropout's
+        noise = np.random.SeedSequence((s.seed, run.i, 1 + group.rank)).generate_state(1)
+        torch.manual_seed(int(noise[0]))                                # for dropout
         loss, micros = 0.0, batch.split(s.batch_size)                   # (batch_size, T + 1) each
         for k, micro in enumerate(micros):
             with several.summing(run.net, now=k == len(micros) - 1):
@@ -463,7 +438,7 @@ def train(run: Run, stop: Stop, screen: Screen) -> None:
         skipped = run.scaler.is_enabled() and not math.isfinite(norm) and run.scaler.get_scale() > 1
         if not math.isfinite(loss) or not math.isfinite(norm) and not skipped:
             raise not_finite(run, "the gradient" if math.isfinite(loss) else "the loss")
-        run.scaler.step(run.optimizer)                                  # float16: none where the scaled gradient overflowed
+        run.scaler.step(run.optimizer)                                  # no step where float16 has overflowed
         run.scaler.update()
         run.optimizer.zero_grad(set_to_none=True)
         run.i += 1
@@ -482,11 +457,11 @@ def train(run: Run, stop: Stop, screen: Screen) -> None:
 
 def say_losses(run: Run, screen: Screen) -> None:
     """--eval_only: the loss of each split there is."""
-    for split, w in run.splits.items():
-        loss = evaluate(run.model, w, run.s.batch_size, run.device, run.dtype, run.group)
+    for split, windows in run.splits.items():
+        loss = evaluate(run.model, windows, run.s.batch_size, run.device, run.dtype, run.group)
         bpb = bits_per_byte(run, split, loss)
         screen.say(f"{split} loss {loss:.4f} nats a token" + (f" ({bpb:.4f} bits a byte)" if bpb else "")
-                   + f", {len(w)} windows of {run.config.seq_len}")
+                   + f", {len(windows)} windows of {run.config.seq_len}")
 
 def main(argv) -> None:
     with several.processes() as group:

@@ -424,7 +424,7 @@ def unequal(runs: list[Run]) -> list[str]:
 
 def write_csv(path: Path, columns: list[str], rows: list[dict]) -> None:
     with atomic_write(path) as f:
-        writer = csv.DictWriter(f, columns, lineterminator="\n")
+        writer = csv.DictWriter(f, columns, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
 
@@ -562,7 +562,7 @@ def read_settings(argv) -> tuple[SweepConfig, dict]:
     parser.add_argument("config", nargs="?", metavar="CONFIG.toml", help="settings, the sweep's and train.py's")
     own = [f.name for f in fields(SweepConfig)]
     parser.add_fields(SweepConfig)
-    parser.add_fields(train.TrainConfig, skip=[*own, *SET_BY_THE_SWEEP])
+    parser.add_fields(train.TrainConfig, skip=[*own, *SET_BY_THE_SWEEP, "eval_only"])
     parser.add_fields(GPTConfig, skip=[*own, *SET_BY_THE_SWEEP, *(f.name for f in fields(train.TrainConfig))])
     flags = vars(parser.parse_args(argv))
     config = flags.pop("config")

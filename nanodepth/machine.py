@@ -29,7 +29,9 @@ def pick_device(name: str) -> str:
 def pick_dtype(name: str, device: str) -> str:
     """'auto' is bfloat16 on a card that computes in it, float16 on one that does not (T4, V100), else float32."""
     if name == "auto":
-        return "float32" if not device.startswith("cuda") else "bfloat16" if torch.cuda.is_bf16_supported(False) else "float16"
+        if not device.startswith("cuda"):
+            return "float32"
+        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
     if name not in ("float32", "bfloat16", "float16"):
         raise UserError(f"--dtype is {name!r}; it must be auto, float32, bfloat16 or float16.")
     return name
@@ -59,7 +61,7 @@ def telling_line(error: Exception) -> str:
     return (telling or lines or [type(error).__name__])[0][:200].rstrip(".")
 
 def keep_freed_memory() -> None:
-    """On Linux, let freed tensors up to 32 MiB (more is not possible) stay with the process: 3 to 15 % of a step's time.
+    """On Linux, let freed tensors up to 32 MiB (more is not possible) stay with the process: 3 to 15 % of a step.
 
     glibc gives freed memory back to the system above a threshold, and to get it again costs a page fault every 4 KiB.
     """
@@ -69,8 +71,8 @@ def keep_freed_memory() -> None:
         mallopt(-1, -1)                                                 # M_TRIM_THRESHOLD: never
 
 def peak_mem_mb(device: str) -> float | None:
-    """The most memory so far, in MiB: what torch's allocator held on a card, the resident set of the process elsewhere; None on
-    Windows, which does not tell it."""
+    """The most memory so far, in MiB: what torch's allocator held on a card, elsewhere the resident set of the process;
+    None on Windows, which does not tell it."""
     if device.startswith("cuda"):
         return torch.cuda.max_memory_allocated(device) / 2**20
     if resource is None:                                                # Windows

@@ -31,7 +31,7 @@ class Folder:
         self.path, self.log, self.saved = Path(path), None, None
 
     def claim(self, resume_at: int | None, config: dict) -> None:
-        """Take the folder for this run alone, and write config.json. A resumed run drops the log's lines after its checkpoint."""
+        """Take the folder for this run alone, and write config.json. UserError when another run has it."""
         self.log, self.saved = claim(self.path, resume_at), resume_at
         try:
             with atomic_write(self.path / "config.json") as f:
@@ -51,14 +51,14 @@ class Folder:
             self.log.flush()
 
     def save(self, checkpoint: dict) -> None:
-        """Write ckpt.pt; when it is the best so far it is best.pt too, the same file under two names where the system can."""
+        """Write ckpt.pt; when it is the best so far, it is best.pt too: one file of two names, where the system can."""
         if self.log:
             save_checkpoint(checkpoint, self.path / "ckpt.pt")
             self.keep_best(checkpoint["best"], checkpoint["iter"])
         self.saved = checkpoint["iter"]
 
     def keep_best(self, best: dict, i: int) -> None:
-        """ckpt.pt, of iteration i, becomes best.pt if it is the best. Again when a run is resumed: a kill may have come between."""
+        """ckpt.pt, of iteration i, becomes best.pt if it is the best. Also on resuming: a kill may come between."""
         last, name = self.path / "ckpt.pt", self.path / "best.pt"
         if best.get("iter") != i or name.exists() and name.samefile(last):
             return
@@ -72,7 +72,9 @@ class Folder:
                 shutil.copyfileobj(whole, f)
 
     def kept(self) -> str:
-        return f"{self.path / 'ckpt.pt'} is of iteration {self.saved}" if self.saved is not None else "there is no checkpoint yet"
+        """What there is to go on from, as a part of a sentence."""
+        last = self.path / "ckpt.pt"
+        return f"{last} is of iteration {self.saved}" if self.saved is not None else "there is no checkpoint yet"
 
     def close(self) -> None:
         if self.log:
@@ -123,8 +125,8 @@ def iter_of(line: bytes) -> float:
 # what is recorded
 
 def data_facts(data) -> dict:
-    """What tells one data set from another. The digest is of meta.json's sums; where there are none, as with shards from
-    elsewhere, of every shard's size and both its ends: to read 20 GB would take minutes."""
+    """What tells one data set from another. The digest is of meta.json's sums; without them, as of shards from
+    elsewhere, of each shard's size and both its ends: to read 20 GB would take minutes."""
     sums = hashlib.sha256()
     for split in ("train", "val"):
         shards = data.meta.get("splits", {}).get(split, {}).get("shards", [])
@@ -142,6 +144,19 @@ def data_facts(data) -> dict:
     return {"train_tokens": len(data.train), "val_tokens": len(data.val), "vocab_size": data.vocab_size,
             "tokenizer": data.tokenizer.describe() if data.tokenizer else None, "digest": sums.hexdigest()[:32]}
 
+def same_data(facts: dict, was: dict, dataset: str, out_dir: str) -> None:
+    """UserError, with both values, when a run was trained on other data than this."""
+    for name, value in was.items():
+        if facts.get(name, value) != value:
+            raise UserError(f"{dataset} has {name} {str(facts[name])[:60]}: it is not the data that the run in "
+                            f"{out_dir} was trained on,\nwhich has {str(value)[:60]}. Name that one with --dataset.")
+
+def history(checkpoint: dict | None, i: int, place: dict, settings: dict) -> list[dict]:
+    """The parts of a run, up to this one: the iteration of its start, where it ran, the settings it was given anew."""
+    was = checkpoint["settings"] if checkpoint else settings
+    changed = {name: value for name, value in settings.items() if was.get(name, value) != value}
+    return [*(checkpoint or {}).get("history", []), {"iter": i, **place, "changed": changed}]
+
 def git_commit() -> str | None:
     """The commit of this code, with -dirty where files differ from it; None where it is no git checkout."""
     root = Path(__file__).resolve().parent.parent
@@ -152,6 +167,34 @@ def git_commit() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
+
+# ---------------------------------------------------------------------------------------------------------------------
+# starting from another run's weights
+
+FIRST_VALUES = {"route_gate": "router.gate", "detail_bias": "router.detail_bias", "layerscale_init": "router.gain"}
+
+def carried(weights: dict, theirs: dict, s: dict, given: dict) -> dict:
+    """Another run's weights, without those of its router that would mean something else here.
+
+    A query asks the same of any sources; a gate, a gain or a bias is of one router alone. A first value that is given
+    wins over a trained one, and frozen_v's query stays at zero.
+    """
+    same = all(theirs.get(name) == s[name] for name in ("router", "details"))
+    fresh = {FIRST_VALUES[name] for name in given if name in FIRST_VALUES}
+    if s["rd_control"] == "frozen_v":
+        fresh.add("router.query_v")
+    return {name: w for name, w in weights.items() if not name.startswith("router.") or
+            name not in fresh and (same or name in ("router.query", "router.query_v"))}
+
+def start_from(model, state: dict, path: str, whole: bool = False) -> None:
+    """Load a run's weights; all of them if `whole`, else router parameters that do not fit stay as they are."""
+    own = model.state_dict()
+    fits = {k: v for k, v in state.items() if k in own and v.shape == own[k].shape}
+    wrong = [k for k in sorted(own.keys() | state.keys()) if k not in fits and (whole or not k.startswith("router."))]
+    if wrong:
+        raise UserError(f"the weights of {path} do not fit this model: {wrong[0]}. " + (
+            "It is of another version of model.py." if whole else "Leave out the flags of its size."))
+    model.load_state_dict(fits, strict=False)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # what is heard and said

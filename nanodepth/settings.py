@@ -32,7 +32,7 @@ def convert(kind, value, name: str):
             return str(value).lower() == "true"
         if kind is str and isinstance(value, str):
             return value
-        if kind in (int, float) and (isinstance(value, str) or type(value) is kind) or kind is float and type(value) is int:
+        if kind in (int, float) and (isinstance(value, str) or type(value) in (int, kind)):
             number = kind(value)
             if kind is int and abs(number) >= 10**18:
                 raise UserError(f"{name} is {str(value)[:40]}; it must have 18 digits at most.")
@@ -53,8 +53,8 @@ def amount(text: str, name: str) -> int:
 class Parser(argparse.ArgumentParser):
     """argparse with errors that are sentences: an unknown flag names the nearest known one.
 
-    `refused`: flags that other projects have and this one answers with a sentence, {name: sentence}. `free`: flags whose
-    value may begin with dashes.
+    `refused`: flags that other projects have and this one answers with a sentence, {name: sentence}. `free`: flags
+    whose value may begin with dashes.
     """
 
     def __init__(self, *args, refused: dict[str, str] | None = None, free=(), **kwargs):
@@ -63,7 +63,7 @@ class Parser(argparse.ArgumentParser):
         self._negative_number_matcher = re.compile(r"-(\.?\d|inf|nan)")         # argparse takes -1e-3 for a flag
 
     def add_fields(self, cls, skip=()) -> None:
-        """One flag for each field of a dataclass, with its comment as the help text; left out of the result unless given."""
+        """One flag for each field of a dataclass, its comment as the help text; left out of the result unless given."""
         help_texts = comments(cls)
         for f in dataclasses.fields(cls):
             if f.name in skip:

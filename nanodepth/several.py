@@ -1,4 +1,4 @@
-"""Several processes on one batch, as torchrun starts them: replicas by DistributedDataParallel, or shards by fully_shard.
+"""Several processes on one batch, as torchrun starts them: replicas (DistributedDataParallel) or shards (fully_shard).
 
     torchrun --standalone --nproc_per_node=2 train.py ...               # gloo on CPUs, nccl on cards
 
@@ -43,13 +43,13 @@ class Group:
         if device != "cuda":
             raise UserError(f"--device {device}: several processes take --device cpu, or cuda, a card each.")
         if self.local_rank >= torch.cuda.device_count():
-            raise UserError(f"--nproc_per_node: this machine has {torch.cuda.device_count()} cards, a process takes one.")
+            raise UserError(f"--nproc_per_node: a process takes a card, and here are {torch.cuda.device_count()}.")
         torch.cuda.set_device(self.local_rank)
         return f"cuda:{self.local_rank}"
 
 @contextlib.contextmanager
 def processes():
-    """The group of torchrun's processes; without torchrun, a group of one. When one fails, one of them says so, and all end."""
+    """The group of torchrun's processes; without it a group of one. When one fails, one of them says so and all end."""
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
         yield Group()
         return
@@ -66,8 +66,8 @@ def processes():
         if not first:
             sys.exit(2)
         if isinstance(e, dist.DistError) or isinstance(e, RuntimeError) and "gloo" in str(e):
-            raise UserError("another process of this run has ended, killed perhaps, or out of memory; this ends the run. "
-                            "Its last checkpoint is whole: go on with --init_from resume.") from None
+            raise UserError("another process of this run has ended, killed perhaps, or out of memory; this ends the "
+                            "run. Its last checkpoint is whole: go on with --init_from resume.") from None
         raise
     dist.destroy_process_group()
 
@@ -97,20 +97,24 @@ def summing(net, now: bool):
     with contextlib.nullcontext() if now or not hasattr(net, "no_sync") else net.no_sync():
         yield
 
-def whole(value):
-    """A tensor of which each process has a shard, whole and on the CPU (all must call it); anything else as it is."""
+def whole(value, keep: bool = True):
+    """A tensor of which each process has a shard, whole and on the CPU; anything else as it is. All must call it; it is
+    None in those that do not keep it."""
     if isinstance(value, dict):
-        return {k: whole(v) for k, v in value.items()}
-    return value.full_tensor().cpu() if hasattr(value, "full_tensor") else value
+        return {k: whole(v, keep) for k, v in value.items()}
+    if not hasattr(value, "full_tensor"):
+        return value
+    tensor = value.full_tensor()
+    return tensor.cpu() if keep else None
 
-def optimizer_state(optimizer) -> dict:
+def optimizer_state(optimizer, keep: bool = True) -> dict:
     """The optimizer's state in whole tensors, as of one process."""
     state = optimizer.state_dict()
-    return {"state": whole(state["state"]), "param_groups": state["param_groups"]}
+    return {"state": whole(state["state"], keep), "param_groups": state["param_groups"]}
 
 def load_optimizer(optimizer, model, saved: dict) -> None:
-    """Take over a state that `optimizer_state` gave, in this run or another. Only AdamW's memory: the rates, the decay and
-    the betas stay the optimizer's own. Parameters are told by their names, in files without names by their order."""
+    """Take over what `optimizer_state` gave. Only AdamW's memory: rates, decay and betas stay the optimizer's own.
+    Parameters are told by their names, in files without names by their order."""
     names = {p: name for name, p in model.named_parameters()}
     own = [p for group in optimizer.param_groups for p in group["params"]]
     ids = [i for group in saved["param_groups"] for i in group["params"]]

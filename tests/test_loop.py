@@ -17,7 +17,7 @@ from model import GPT, GPTConfig
 from nanodepth import machine
 from nanodepth.data import load_data
 from nanodepth.files import UserError
-from test_train import heed, heeded, signals                            # noqa: F401, a fixture
+from test_train import STOPS, heed, heeded, signals                            # noqa: F401, a fixture
 from tiny import ROOT, SIZE, checkpoint, data_folder, go, log, same_weights
 
 
@@ -28,8 +28,8 @@ def data(tmp_path_factory):
 # ---------------------------------------------------------------------------------------------------------------------
 # every step, by a plain loop
 
-def plain_loop(data, steps, router="block", seed=0, n=4, lr=2e-3, warmup=50, max_iters=400, betas=(0.9, 0.99), decay=0.1,
-               clip=1.0, router_lr=None, dtype=None, dropout=0.0):
+def plain_loop(data, steps, router="block", seed=0, n=4, lr=2e-3, warmup=50, max_iters=400, betas=(0.9, 0.99),
+               decay=0.1, clip=1.0, router_lr=None, dtype=None, dropout=0.0):
     """The loss and the gradient's norm of each step, and the mean val loss over evenly spaced windows after them."""
     tokens = load_data(data)
     torch.manual_seed(seed)
@@ -70,7 +70,8 @@ def plain_loop(data, steps, router="block", seed=0, n=4, lr=2e-3, warmup=50, max
                  for name, split in (("val_loss", tokens.val), ("train_loss", tokens.train))}
     return losses, norms, after
 
-# name: flags, the same for the plain loop, and what the norms of the gradient must be like for the case to tell anything
+# name: flags, the same for the plain loop, and what the gradient's norms must be like for the case to tell anything
+
 CASES = {
     "default": ([], {}, lambda norms: max(norms) > 1.05),
     "no clipping": (["--grad_clip", 0], {"clip": 0}, lambda norms: max(norms) > 1.05),
@@ -115,9 +116,10 @@ def test_dropout_is_of_the_seed_and_the_step(data, tmp_path):
 
 @pytest.mark.parametrize("router", ["block", "rd", "wav", "delta", "delta_block", "attnres"])
 def test_one_batch_however_it_is_split(data, tmp_path, router):
-    """8 x 1, 4 x 2, 3 and 3 and 2, 1 x 8: the same losses to 1e-5 over ten steps; training amplifies float32's rounding."""
+    """8 x 1, 4 x 2 and 1 x 8: the same losses to 1e-5 over ten steps; training amplifies float32's rounding."""
     for batch_size, steps in ((8, 1), (4, 2), (1, 8)):
-        go("--dataset", data, "--out_dir", tmp_path / str(batch_size), "--router", router, "--max_iters", 10, "--log_interval", 1,
+        go("--dataset", data, "--out_dir", tmp_path / str(batch_size), "--router", router, "--max_iters", 10,
+           "--log_interval", 1,
            "--batch_size", batch_size, "--gradient_accumulation_steps", steps, "--warmup_iters", 0)
     runs = [[x["loss"] for x in log(tmp_path / str(b)) if "loss" in x] for b in (8, 4, 1)]
     assert len(runs[0]) == 10
@@ -180,14 +182,16 @@ def test_compile_is_asked_for_and_used_in_training_alone(data, tmp_path, monkeyp
         return forward
 
     monkeypatch.setattr(torch, "compile", compiled)
-    go("--dataset", data, "--out_dir", tmp_path / "a", "--max_iters", 3, "--gradient_accumulation_steps", 2, "--compile")
+    go("--dataset", data, "--out_dir", tmp_path / "a", "--max_iters", 3, "--gradient_accumulation_steps", 2,
+       "--compile")
     assert calls == [True] * 6
     go("--dataset", data, "--out_dir", tmp_path / "b", "--max_iters", 3)
     assert len(calls) == 6
 
 @pytest.mark.parametrize("error, said", [
     (RuntimeError("Dynamo is not supported on Python 3.99+"), "Dynamo is not supported on Python 3.99+; leave it out."),
-    (RuntimeError("torch.compile: TorchInductor failed\nNo working C++ compiler found: (None, 'g++')"), "compiler found: (None, 'g++')"),
+    (RuntimeError("torch.compile: TorchInductor failed\nNo working C++ compiler found: (None, 'g++')"),
+     "compiler found: (None, 'g++')"),
     (RuntimeError("Cannot find a working triton installation to compile"), "triton installation"),
 ])
 def test_a_compile_that_refuses(data, tmp_path, monkeypatch, error, said):
@@ -207,8 +211,8 @@ def test_another_error_is_not_compiles(data, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_lost_compiler_is_named(data, tmp_path):
-    r = subprocess.run([sys.executable, ROOT / "train.py", *SIZE, "--dataset", data, "--out_dir", tmp_path / "run", "--max_iters", "2",
-                        "--compile"], capture_output=True, text=True, timeout=300,
+    r = subprocess.run([sys.executable, ROOT / "train.py", *SIZE, "--dataset", data, "--out_dir", tmp_path / "run",
+                        "--max_iters", "2", "--compile"], capture_output=True, text=True, timeout=300,
                        env={**os.environ, "CXX": "no-such-c++", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")})
     assert r.returncode == 2 and "--compile does not work here" in r.stderr and "no-such-c++" in r.stderr
     assert len(r.stderr.splitlines()) == 1, r.stderr
@@ -258,7 +262,7 @@ def test_weights_that_are_spoilt_never_replace_good_ones(data, tmp_path, monkeyp
             with torch.no_grad():
                 self.param_groups[0]["params"][0].fill_(value)
             if stopped:
-                os.kill(os.getpid(), signal.SIGINT)
+                signal.raise_signal(signal.SIGINT)
         return result
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
     stops_at(data, tmp_path, "the (val loss|loss|gradient) at iteration [89] is not finite.*ckpt.pt is of iteration 5")
@@ -275,12 +279,14 @@ def test_a_weight_that_no_token_reads_counts_too(data, tmp_path, monkeypatch):
         go("--dataset", data, "--out_dir", tmp_path, "--max_iters", 20, "--eval_interval", 1)
     assert checkpoint(tmp_path)["iter"] == 0
 
+FOREVER = ["--max_iters", 10**6, "--log_interval", 1, "--eval_interval", 10**6]
+
 def interrupt(monkeypatch, number, at=8, times=1):
     original = train.train_starts
 
     def interrupted(n_tokens, seq_len, n, seed, i):
         for _ in range(times if i == at else 0):
-            os.kill(os.getpid(), number)
+            signal.raise_signal(number)
         return original(n_tokens, seq_len, n, seed, i)
     monkeypatch.setattr(train, "train_starts", interrupted)
 
@@ -298,28 +304,31 @@ def test_a_second_sigterm_does_not(data, tmp_path, monkeypatch):
         go("--dataset", data, "--out_dir", tmp_path, "--max_iters", 20, "--eval_interval", 5)
     assert checkpoint(tmp_path)["iter"] == 8
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", STOPS)
 def test_what_is_ignored_stays_ignored(data, tmp_path, monkeypatch, number):
-    signal.signal(number, signal.SIG_IGN)                               # as nohup does, and a shell for its background jobs
+    # as nohup does, and a shell for its background jobs
+    signal.signal(number, signal.SIG_IGN)
     interrupt(monkeypatch, number)
     go("--dataset", data, "--out_dir", tmp_path, "--max_iters", 12)
     assert checkpoint(tmp_path)["iter"] == 12
 
+@pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_output_that_nobody_reads_stops_and_saves(data, tmp_path):
     out = tmp_path / "run"
-    flags = [*SIZE, "--dataset", data, "--out_dir", out, "--max_iters", 10**6, "--log_interval", 1, "--eval_interval", 10**6]
-    p = subprocess.Popen([sys.executable, ROOT / "train.py", *map(str, flags)], stderr=subprocess.PIPE, stdout=subprocess.PIPE,
-                         text=True, preexec_fn=heed)
+    flags = [*SIZE, "--dataset", data, "--out_dir", out, *FOREVER]
+    p = subprocess.Popen([sys.executable, ROOT / "train.py", *map(str, flags)], stderr=subprocess.PIPE,
+                         stdout=subprocess.PIPE, text=True, preexec_fn=heed)
     assert "parameters" in p.stdout.readline()
     p.stdout.close()                                                    # as by `| head -1`
     error = p.communicate(timeout=100)[1]
     at = checkpoint(out)["iter"]
-    assert p.returncode == 2 and f"stopped at iteration {at} of" in error and "Traceback" not in error and "Exception" not in error
+    assert p.returncode == 2 and f"stopped at iteration {at} of" in error
+    assert "Traceback" not in error and "Exception" not in error
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="terminals")
 def test_a_closed_terminal_stops_and_saves(data, tmp_path):
     out, (ours, theirs) = tmp_path / "run", os.openpty()
-    flags = [*SIZE, "--dataset", data, "--out_dir", out, "--max_iters", 10**6, "--log_interval", 1, "--eval_interval", 10**6]
+    flags = [*SIZE, "--dataset", data, "--out_dir", out, *FOREVER]
 
     def terminal():
         import fcntl
@@ -327,8 +336,8 @@ def test_a_closed_terminal_stops_and_saves(data, tmp_path):
         os.setsid()
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    p = subprocess.Popen([sys.executable, ROOT / "train.py", *map(str, flags)], stdin=theirs, stdout=theirs, stderr=theirs,
-                         preexec_fn=terminal)
+    p = subprocess.Popen([sys.executable, ROOT / "train.py", *map(str, flags)], stdin=theirs, stdout=theirs,
+                         stderr=theirs, preexec_fn=terminal)
     os.close(theirs)
     path = out / "log.jsonl"
     while not (path.exists() and path.read_text().count("\n") > 4):
@@ -346,14 +355,15 @@ def test_a_closed_terminal_stops_and_saves(data, tmp_path):
 def test_recompute_gives_the_same_gradients(data, tmp_path, router):
     """Bit for bit: the same operations on the same numbers, dropout's noise included."""
     for name, flag in (("kept", "false"), ("again", "true")):
-        go("--dataset", data, "--out_dir", tmp_path / name, "--router", router, "--max_iters", 3, "--recompute", flag, "--dropout", 0.2,
-           "--learning_rate", 1e-2)
+        go("--dataset", data, "--out_dir", tmp_path / name, "--router", router, "--max_iters", 3, "--recompute", flag,
+           "--dropout", 0.2, "--learning_rate", 1e-2)
     assert same_weights(tmp_path / "kept", tmp_path / "again") and log(tmp_path / "kept") == log(tmp_path / "again")
 
 def test_recompute_runs_each_sublayer_twice(data, tmp_path, monkeypatch):
     import model as model_module
     original, calls = model_module.MLP.forward, []
-    monkeypatch.setattr(model_module.MLP, "forward", lambda self, h: calls.append(torch.is_grad_enabled()) or original(self, h))
+    counted = lambda self, h: calls.append(torch.is_grad_enabled()) or original(self, h)
+    monkeypatch.setattr(model_module.MLP, "forward", counted)
     go("--dataset", data, "--out_dir", tmp_path, "--max_iters", 3, "--recompute")
     assert sum(calls) == 3 * 2 * 2                                      # steps, layers, there and back
 
@@ -362,7 +372,8 @@ def test_float16_scales_its_loss(data, tmp_path):
     go(*flags, "--out_dir", tmp_path / "half", "--max_iters", 12, "--dtype", "float16")
     go(*flags, "--out_dir", tmp_path / "full", "--max_iters", 12)
     half, full = ([x["loss"] for x in log(tmp_path / name) if "loss" in x] for name in ("half", "full"))
-    assert half != full and half == pytest.approx(full, rel=2e-2)       # float16 has 11 bits; the first steps may be skipped
+    # float16 has 11 bits; the first steps may be skipped
+    assert half != full and half == pytest.approx(full, rel=2e-2)
     assert checkpoint(tmp_path / "half")["scaler"]["scale"] >= 1 and checkpoint(tmp_path / "full")["scaler"] == {}
     assert checkpoint(tmp_path / "half")["dtype"] == "float16"
     go(*flags, "--out_dir", tmp_path / "part", "--max_iters", 5, "--dtype", "float16")
@@ -382,7 +393,8 @@ def test_float16_skips_a_step_that_overflows(data, tmp_path, monkeypatch):
         original(self, optimizer, *args)
         weights.append(torch.equal(before, p))
     monkeypatch.setattr(torch.amp.GradScaler, "step", step)
-    go("--dataset", data, "--out_dir", tmp_path, "--max_iters", 5, "--dtype", "float16", "--learning_rate", 1e-2, "--warmup_iters", 0)
+    go("--dataset", data, "--out_dir", tmp_path, "--max_iters", 5, "--dtype", "float16", "--learning_rate", 1e-2,
+       "--warmup_iters", 0)
     assert weights == [False, False, True, False, False]
     assert checkpoint(tmp_path)["scaler"]["scale"] == 2.0**15           # from 2^16, halved once
 
@@ -402,7 +414,8 @@ def test_auto_dtype(monkeypatch, bf16, dtype):
     assert machine.pick_dtype("auto", "cpu") == machine.pick_dtype("auto", "mps") == "float32"
     assert machine.pick_dtype("bfloat16", "cuda") == "bfloat16"
 
-@pytest.mark.parametrize("text, iters", [("1k", 16), ("1024", 16), ("1025", 17), ("0.5M", 7813), ("2.0B", 31_250_000), ("1e3", 16)])
+@pytest.mark.parametrize("text, iters", [("1k", 16), ("1024", 16), ("1025", 17), ("0.5M", 7813), ("2.0B", 31_250_000),
+                                         ("1e3", 16)])
 def test_max_tokens(text, iters):
     s, _ = train.read_settings([*SIZE, "--max_tokens", text])           # 64 tokens a step
     assert s["max_iters"] == iters and s["max_tokens"] == text

@@ -27,7 +27,8 @@ def data(tmp_path_factory):
 def delta(data, tmp_path_factory):
     """A run of delta whose gates have moved."""
     out = tmp_path_factory.mktemp("delta")
-    go("--dataset", data, "--out_dir", out, "--router", "delta", "--route_gate", 1, "--max_iters", 3, "--warmup_iters", 0)
+    go("--dataset", data, "--out_dir", out, "--router", "delta", "--route_gate", 1, "--max_iters", 3,
+       "--warmup_iters", 0)
     return out
 
 def config(out) -> dict:
@@ -39,15 +40,16 @@ def resume(out, *flags):
 # ---------------------------------------------------------------------------------------------------------------------
 # the record
 
-SETTINGS = set("""dataset out_dir init_from eval_only seed vocab_size max_iters max_tokens batch_size gradient_accumulation_steps
-    learning_rate min_lr warmup_iters lr_decay_iters router_lr weight_decay beta1 beta2 grad_clip eval_interval eval_iters
-    log_interval device dtype compile recompute fsdp""".split())
+SETTINGS = set("""dataset out_dir init_from eval_only seed vocab_size max_iters max_tokens batch_size
+    gradient_accumulation_steps learning_rate min_lr warmup_iters lr_decay_iters router_lr weight_decay beta1 beta2
+    grad_clip eval_interval eval_iters log_interval device dtype compile recompute fsdp""".split())
 
 def test_every_setting_is_recorded(data, tmp_path):
     """A new setting belongs into this list, and with a value of its own into the record."""
     assert {f.name for f in fields(train.TrainConfig)} == SETTINGS
     assert set(train.RESUME_MAY_CHANGE) <= SETTINGS | {"plain_read"}
-    given = {"max_iters": 2, "learning_rate": 0.003, "min_lr": 0.001, "warmup_iters": 7, "lr_decay_iters": 9, "router_lr": 0.02,
+    given = {"max_iters": 2, "learning_rate": 0.003, "min_lr": 0.001, "warmup_iters": 7, "lr_decay_iters": 9,
+             "router_lr": 0.02,
              "weight_decay": 0.2, "beta1": 0.8, "beta2": 0.95, "grad_clip": 0.7, "eval_interval": 2, "log_interval": 1,
              "router": "wav", "rho": 0.5, "seed": 4, "dtype": "bfloat16", "recompute": True}
     go("--dataset", data, "--out_dir", tmp_path, *(f"--{k}={v}" for k, v in given.items()))
@@ -57,7 +59,8 @@ def test_every_setting_is_recorded(data, tmp_path):
 
 def test_the_machine_and_the_code_are_recorded(data, tmp_path):
     threads = torch.get_num_threads()
-    go("--dataset", data, "--out_dir", tmp_path, "--max_iters", 3, "--dtype", "auto", "--device", "auto", "--n_embd", 32)
+    go("--dataset", data, "--out_dir", tmp_path, "--max_iters", 3, "--dtype", "auto", "--device", "auto",
+       "--n_embd", 32)
     commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
     for record in (config(tmp_path), checkpoint(tmp_path)):
         assert record["device"] in ("cpu", "mps", "cuda") and record["dtype"] in ("float32", "bfloat16", "float16")
@@ -85,7 +88,8 @@ def test_each_part_of_a_run_is_in_its_history(data, tmp_path):
             "init_from": "resume", "max_iters": 4, "learning_rate": 5e-4, "dtype": "bfloat16"}
 
 def test_router_lr_holds_after_another_learning_rate(data, tmp_path):
-    go("--dataset", data, "--out_dir", tmp_path, "--router", "block", "--max_iters", 2, "--router_lr", 0.5, "--lr_decay_iters", 4,
+    go("--dataset", data, "--out_dir", tmp_path, "--router", "block", "--max_iters", 2, "--router_lr", 0.5,
+       "--lr_decay_iters", 4,
        "--warmup_iters", 0)
     resume(tmp_path, "--max_iters", 3, "--learning_rate", 1e-3, "--min_lr", 1e-3)
     groups = checkpoint(tmp_path)["optimizer"]["param_groups"]
@@ -101,7 +105,8 @@ def test_two_texts_of_equal_length_are_two(tmp_path):
     base = "".join(np.random.default_rng(0).choice(list("abcdefgh \n"), 20_000))
     for name, text in (("a", base), ("b", base[:500] + ("a" if base[500] != "a" else "b") + base[501:]), ("c", base)):
         (tmp_path / f"{name}.txt").write_text(text)
-        prepare(input=[str(tmp_path / f"{name}.txt")], tokenizer="char", out=tmp_path / name, split="80/10/10", num_proc=1)
+        prepare(input=[str(tmp_path / f"{name}.txt")], tokenizer="char", out=tmp_path / name, split="80/10/10",
+                num_proc=1)
     facts = {name: runs.data_facts(load_data(tmp_path / name)) for name in "abc"}
     assert {**facts["a"], "digest": 0} == {**facts["b"], "digest": 0}              # their counts do not tell them apart
     assert facts["a"]["digest"] != facts["b"]["digest"] and facts["a"] == facts["c"]
@@ -134,12 +139,13 @@ def test_the_digest_of_shards_from_elsewhere(tmp_path, monkeypatch):
 # versions
 
 def test_a_setting_that_a_newer_version_added(data, tmp_path):
-    """An older checkpoint lacks settings, facts and files of today; a run of a newer version has some that are unknown here."""
+    """An older checkpoint lacks settings, facts and files of today; one of a newer version has some unknown here."""
     go("--dataset", data, "--out_dir", tmp_path / "whole", "--max_iters", 6, "--lr_decay_iters", 6)
     go("--dataset", data, "--out_dir", tmp_path / "run", "--max_iters", 3, "--lr_decay_iters", 6)
     c = checkpoint(tmp_path / "run")
     old = {k: c[k] for k in ("model", "iter", "val", "model_config", "tokenizer", "elapsed_s")}
-    old["settings"] = {k: v for k, v in c["settings"].items() if k not in ("max_tokens", "recompute", "fsdp", "eval_only")} | {"gone": 1}
+    added = ("max_tokens", "recompute", "fsdp", "eval_only")
+    old["settings"] = {k: v for k, v in c["settings"].items() if k not in added} | {"gone": 1}
     old["data"] = {k: v for k, v in c["data"].items() if k != "digest"}
     groups = [{k: v for k, v in g.items() if k != "param_names"} for g in c["optimizer"]["param_groups"]]
     old["optimizer"] = {"state": c["optimizer"]["state"], "param_groups": groups}
@@ -165,7 +171,8 @@ def test_the_optimizers_memory_goes_by_names(data, tmp_path):
 
 def start(data, start_from, out, *flags):
     """The weights that a run starts with: it takes no step."""
-    train.main([*map(str, flags), "--init_from", str(start_from), "--out_dir", str(out), "--dataset", data, "--max_iters", "0",
+    train.main([*map(str, flags), "--init_from", str(start_from), "--out_dir", str(out), "--dataset", data,
+                "--max_iters", "0",
                 "--device", "cpu", "--eval_iters", "1", "--batch_size", "4"])
     return checkpoint(out)
 
@@ -185,10 +192,12 @@ def test_what_a_rezero_learned_is_no_gate_of_delta(data, tmp_path):
     assert theirs.shape == c["model"]["router.gate"].shape and (c["model"]["router.gate"] == 0.5).all()
 
 def test_biases_of_other_details_are_not_taken_over(data, tmp_path):
-    go("--dataset", data, "--out_dir", tmp_path / "wav", "--router", "wav", "--details", "phase", "--max_iters", 3, "--warmup_iters", 0)
+    go("--dataset", data, "--out_dir", tmp_path / "wav", "--router", "wav", "--details", "phase", "--max_iters", 3,
+       "--warmup_iters", 0)
     theirs = checkpoint(tmp_path / "wav")["model"]
     assert (theirs["router.detail_bias"] != -2).any()
-    for name, flags, kept in (("same", [], True), ("split", ["--details", "split"], False), ("given", ["--detail_bias", "-2"], False)):
+    for name, flags, kept in (("same", [], True), ("split", ["--details", "split"], False),
+                              ("given", ["--detail_bias", "-2"], False)):
         c = start(data, tmp_path / "wav", tmp_path / name, *flags)["model"]
         assert torch.equal(c["router.detail_bias"], theirs["router.detail_bias"]) == kept
         assert torch.equal(c["router.query"], theirs["router.query"])
@@ -237,7 +246,8 @@ def test_the_best_and_the_last_are_kept(data, tmp_path, monkeypatch):
     go("--dataset", data, "--out_dir", tmp_path, "--max_iters", 8, "--eval_interval", 2)
     best, last = load_checkpoint(tmp_path, "best.pt"), load_checkpoint(tmp_path)
     assert (best["iter"], last["iter"]) == (6, 8) and best["best"] == last["best"] == {"iter": 6, "val_loss": 2.0}
-    assert best["val"]["val_loss"] == 2.0 and not torch.equal(best["model"]["embed.weight"], last["model"]["embed.weight"])
+    assert best["val"]["val_loss"] == 2.0 and not torch.equal(best["model"]["embed.weight"],
+                                                              last["model"]["embed.weight"])
     losses(monkeypatch, [2.5, 1.5])
     resume(tmp_path, "--max_iters", 10)                                 # worse than before the stop: not the best
     assert load_checkpoint(tmp_path, "best.pt")["iter"] == 6
@@ -267,22 +277,27 @@ def test_an_earlier_runs_best_is_moved_aside_with_it(data, tmp_path):
 
 def test_eval_only_says_three_losses_and_touches_nothing(data, tmp_path, capsys, monkeypatch):
     go("--dataset", data, "--out_dir", tmp_path / "run", "--max_iters", 3)
-    last, before = log(tmp_path / "run")[-1], {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in (tmp_path / "run").iterdir()}
+    state = lambda: {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in (tmp_path / "run").iterdir()}
+    last, before = log(tmp_path / "run")[-1], state()
     monkeypatch.chdir(tmp_path)
     capsys.readouterr()
-    for flags in (["--init_from", "resume", "--out_dir", "run"], ["--init_from", "run"], ["--init_from", "run/best.pt"]):
+    for flags in (["--init_from", "resume", "--out_dir", "run"], ["--init_from", "run"],
+                  ["--init_from", "run/best.pt"]):
         train.main([*flags, "--eval_only", "--dataset", data, "--device", "cpu", "--eval_iters", "2"])
         said = dict(line.split(" loss ") for line in capsys.readouterr().out.splitlines())
         assert list(said) == ["val", "train", "test"]
-        assert said["val"].startswith(f"{last['val_loss']:.4f} nats a token ({last['val_bpb']:.4f} bits a byte), 32 windows of 16")
+        assert said["val"] == (f"{last['val_loss']:.4f} nats a token ({last['val_bpb']:.4f} bits a byte), "
+                               "32 windows of 16")
         assert said["train"].startswith(f"{last['train_loss']:.4f} nats")
         tokens = load_data(data)
         model = GPT(GPTConfig(**checkpoint("run")["model_config"]))
         model.load_state_dict(checkpoint("run")["model"])
-        test = torch.from_numpy(np.stack([tokens.test.window(int(a), 17) for a in np.linspace(0, len(tokens.test) - 17, 32).astype(int)]))
+        starts = np.linspace(0, len(tokens.test) - 17, 32).astype(int)
+        test = torch.from_numpy(np.stack([tokens.test.window(int(a), 17) for a in starts]))
         with torch.no_grad():
-            assert float(said["test"].split()[0]) == pytest.approx(model.eval()(test[:, :-1], test[:, 1:])[1].item(), abs=6e-5)
-    assert {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in (tmp_path / "run").iterdir()} == before
+            loss = model.eval()(test[:, :-1], test[:, 1:])[1].item()
+        assert float(said["test"].split()[0]) == pytest.approx(loss, abs=6e-5)              # four digits are shown
+    assert state() == before
     assert os.listdir(tmp_path) == ["run"]
 
 def test_train_is_looked_at_in_as_many_windows_as_val(tmp_path):

@@ -157,7 +157,8 @@ def test_runs_that_cannot_speak(run, tmp_path):
     refused(tmp_path / "other", "is damaged, or not a checkpoint of train.py")
     (tmp_path / "code").mkdir()
     left = tmp_path / "left"
-    torch.save(checkpoint(run) | {"extra": Hostile(left)}, tmp_path / "code" / "ckpt.pt")       # whole, but for what it does
+    # whole, but for what it does
+    torch.save(checkpoint(run) | {"extra": Hostile(left)}, tmp_path / "code" / "ckpt.pt")
     refused(tmp_path / "code", "is damaged, or not a checkpoint of train.py")
     assert not left.exists()
     torch.load(tmp_path / "code" / "ckpt.pt", weights_only=False)       # trusted, it would have left a folder
@@ -211,7 +212,8 @@ def test_prompts(run, capsys, tmp_path, monkeypatch):
     tokenizer = load_data(checkpoint(run)["settings"]["dataset"]).tokenizer
     asked = speaks(monkeypatch, [])
     (tmp_path / "p.txt").write_text("def f(x):\n", encoding="utf-8")
-    for prompt, text in ((f"FILE:{tmp_path / 'p.txt'}", "def f(x):\n"), ("--x", "--x"), ("-1", "-1"), ("---\n", "---\n"),
+    for prompt, text in ((f"FILE:{tmp_path / 'p.txt'}", "def f(x):\n"), ("--x", "--x"), ("-1", "-1"),
+                         ("---\n", "---\n"),
                          ("FILE", "FILE")):
         assert say(capsys, "--out_dir", run, "--prompt", prompt, "--num_samples", 1) == text + "\n"
         assert asked[-1][0] == [tokenizer.encode(text).tolist()]

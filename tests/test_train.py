@@ -155,12 +155,14 @@ def test_accumulation_does_not_change_the_step(data, tmp_path):
 # ---------------------------------------------------------------------------------------------------------------------
 # stopping and going on
 
+STOPS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
 def heeded(number, frame):
     raise AssertionError("the run does not hear this signal")
 
 @pytest.fixture(autouse=True)
 def signals():
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.getsignal(number) for number in STOPS}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -193,14 +195,14 @@ def test_a_killed_run_goes_on_bit_for_bit(data, tmp_path, never_stopped, monkeyp
     assert same_weights(tmp_path, never_stopped)
     assert log(tmp_path) == log(never_stopped)
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", STOPS)
 def test_ctrl_c_finishes_the_step_and_saves(data, tmp_path, never_stopped, monkeypatch, number):
     signal.signal(number, heeded)                                       # it may be ignored where the tests run
     original = train.train_starts
 
     def interrupted(n_tokens, seq_len, n, seed, i):
         if i == 8:                                                      # the batch of step 8 is made in step 7
-            os.kill(os.getpid(), number)
+            signal.raise_signal(number)
         return original(n_tokens, seq_len, n, seed, i)
 
     monkeypatch.setattr(train, "train_starts", interrupted)
@@ -217,6 +219,7 @@ def heed():
     """Ctrl-C is heard in a new process, though it may be ignored in this one."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
+@pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_ctrl_c_from_outside(data, tmp_path):
     out = tmp_path / "run"
     flags = [*SIZE, "--dataset", data, "--out_dir", out, "--max_iters", 10**6, "--log_interval", 1,
@@ -367,6 +370,20 @@ def test_configs(name, monkeypatch):
         assert model.num_params() == pytest.approx(params, rel=0.01)
         if s["router"] == "rd":                                         # what the paper says of its cost
             assert model.router.query_v.numel() == s["n_layer"] * s["n_embd"] < 1e-4 * model.num_params()
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_configs_run(data, tmp_path, name):
+    """Three steps of each, its sizes cut down; on a CPU, not compiled, in the number format that it names."""
+    s, _ = train.read_settings([str(ROOT / "configs" / f"{name}.toml")])
+    cut = {"dataset": data, "out_dir": tmp_path, "n_layer": 4, "n_embd": 8 * s["n_head"], "mlp_hidden": 32, "n_blocks": 2,
+           "seq_len": 16, "batch_size": 2, "gradient_accumulation_steps": min(2, s["gradient_accumulation_steps"]),
+           "max_iters": 3, "log_interval": 1, "eval_iters": 1, "compile": "false", "device": "cpu"}
+    train.main([str(ROOT / "configs" / f"{name}.toml"), *(f"--{k}={v}" for k, v in cut.items())])
+    c = checkpoint(tmp_path)
+    assert c["iter"] == 3 and c["model_config"]["router"] == s["router"]
+    assert c["dtype"] == ("float32" if s["dtype"] == "auto" else s["dtype"])
+    assert [x["lr"] for x in log(tmp_path) if "loss" in x] == [
+        pytest.approx(s["learning_rate"] * i / (s["warmup_iters"] + 1)) for i in (1, 2, 3)]
 
 def test_a_flag_beats_the_file_and_the_file_beats_the_default(tmp_path):
     (tmp_path / "c.toml").write_text('n_layer = 3  # layers\nrouter = "rd"\nlearning_rate = 1\nmin_lr = 0\n')
