@@ -309,7 +309,10 @@ def test_what_is_ignored_stays_ignored(data, tmp_path, monkeypatch, number):
     # as nohup does, and a shell for its background jobs
     signal.signal(number, signal.SIG_IGN)
     interrupt(monkeypatch, number)
-    go("--dataset", data, "--out_dir", tmp_path, "--max_iters", 12)
+    try:
+        go("--dataset", data, "--out_dir", tmp_path, "--max_iters", 12)
+    except KeyboardInterrupt:
+        pytest.fail("an ignored signal was heard")
     assert checkpoint(tmp_path)["iter"] == 12
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
