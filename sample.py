@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-from model import GPT, GPTConfig
-from nanodepth.files import UserError, load_checkpoint, load_model, newest_run, run
-from nanodepth.machine import pick_device
+from model import GPT, GPTConfig, ROUTERS
+from nanodepth.files import UserError, load_checkpoint, load_model, newest_run, router_of, run
+from nanodepth.machine import pick_device, settle_kernels
 from nanodepth.settings import Parser
 from nanodepth.data import tokenizer_from
 
@@ -27,6 +27,7 @@ class SampleConfig:
     top_k: int = 50                      # choose among the k likeliest tokens; 0: among all
     seed: int = 0                        # of the choices
     device: str = "auto"                 # auto, cpu, cuda, cuda:N or mps
+    router: str | None = None            # FILE.py:Class, for a run with a router of one's own
 
 def first_token(tokenizer) -> int:
     """What a text begins after: the end of another; where there is none, as in text8, a newline, a space or id 0."""
@@ -47,13 +48,15 @@ def main(argv) -> None:
         if not low <= getattr(s, name) < float("inf"):
             raise UserError(f"--{name} is {getattr(s, name)}; it must be {low} or more.")
     device = pick_device(s.device)
+    settle_kernels()
 
     out_dir = Path(s.out_dir) if s.out_dir is not None else newest_run()
     checkpoint = load_checkpoint(out_dir)
     if checkpoint["tokenizer"] is None:
         raise UserError(f"the data of {out_dir} came without a tokenizer, so its tokens cannot be shown as text.")
     tokenizer = tokenizer_from(checkpoint["tokenizer"])
-    model = load_model(checkpoint, GPT, GPTConfig).to(device).eval()
+    router = router_of(checkpoint, s.router, ROUTERS)
+    model = load_model(checkpoint, GPT, GPTConfig, router=router).to(device).eval()
     prompt = s.prompt or ""
     tokens = [int(t) for t in tokenizer.encode(prompt)] or [first_token(tokenizer)]
     idx = torch.tensor([tokens], device=device)                         # (1, T)

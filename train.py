@@ -26,11 +26,12 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from nanodepth.files import UserError, atomic_write, explain, load_checkpoint, run, save_checkpoint
-from nanodepth.machine import autocast, keep_freed_memory, peak_mem_mb, pick_device, pick_dtype
+from nanodepth.files import (UserError, atomic_write, check_named, explain, load_checkpoint, own_router, router_name, run,
+                             save_checkpoint)
+from nanodepth.machine import autocast, keep_freed_memory, peak_mem_mb, pick_device, pick_dtype, settle_kernels
 from nanodepth.settings import Parser, nearest
 from nanodepth.data import load_data
-from model import GPT, GPTConfig
+from model import GPT, GPTConfig, ROUTERS
 
 
 @dataclass
@@ -67,7 +68,7 @@ class TrainConfig:
 MODEL_FIELDS = [f.name for f in fields(GPTConfig)]
 DEFAULTS = {f.name: f.default for f in (*fields(GPTConfig), *fields(TrainConfig))}
 BACKBONE = ["vocab_size", "seq_len", "n_layer", "n_head", "n_kv_head", "n_embd", "head_dim", "mlp_hidden",
-            "tie_embeddings", "rope_theta"]                                     # the router's reads are not in it
+            "tie_embeddings", "rope_theta", "norm_eps"]                                     # the router's reads are not in it
 # A resumed run may be told other values of these; any other would make it another run.
 RESUME_MAY_CHANGE = ["dataset", "out_dir", "init_from", "max_iters", "learning_rate", "min_lr", "warmup_iters",
                      "lr_decay_iters", "grad_clip", "eval_interval", "eval_iters", "log_interval", "device", "dtype",
@@ -90,8 +91,10 @@ def read_settings(argv) -> tuple[dict, dict | None]:
     config = flags.pop("config")
     given = (parser.read_toml(config) if config else {}) | flags
     check(given)
+    if config:
+        check_named(str(given.get("router")), flags.get("router"), config)
     s = DEFAULTS | given
-    default_out_dir = "out/{router}-{n_layer}x{n_embd}-s{seed}".format(**s)
+    default_out_dir = f"out/{router_name(s['router'])}-{s['n_layer']}x{s['n_embd']}-s{s['seed']}"
     checkpoint = None
     if s["init_from"] == "resume":
         out_dir = s["out_dir"] or default_out_dir
@@ -99,12 +102,13 @@ def read_settings(argv) -> tuple[dict, dict | None]:
             raise UserError(f"there is nothing to resume in {out_dir}: it holds no ckpt.pt. "
                             f"Name the run with --out_dir, or leave out --init_from resume to start one.")
         checkpoint = load_checkpoint(out_dir)
-        was, became = checkpoint["settings"], checkpoint["model_config"]        # n_blocks none became 8, for one
+        was, became = DEFAULTS | checkpoint["settings"], checkpoint["model_config"]     # n_blocks none became 8, for one
+        check_named(was["router"], flags.get("router"), out_dir)
         for name, value in given.items():
             if name not in RESUME_MAY_CHANGE and value not in (was[name], became.get(name, was[name])):
                 raise UserError(f"--{name} {value}: the run in {out_dir} has {was[name]}, and a resumed run keeps it. "
                                 f"Start another from its weights with --init_from {out_dir} --out_dir ANOTHER.")
-        s = checkpoint["settings"] | given | {"out_dir": out_dir}
+        s = was | given | {"out_dir": out_dir}
         if checkpoint["iter"] > s["max_iters"]:
             raise UserError(f"--max_iters {s['max_iters']}: the run in {out_dir} is already at {checkpoint['iter']}.")
     elif s["init_from"] != "scratch":
@@ -114,8 +118,13 @@ def read_settings(argv) -> tuple[dict, dict | None]:
         checkpoint = load_checkpoint(s["init_from"])
         theirs = checkpoint["model_config"]                             # of another router, only the backbone counts
         same_router = given.get("router", theirs["router"]) == theirs["router"]
-        s = DEFAULTS | {k: theirs[k] for k in (MODEL_FIELDS if same_router else BACKBONE)} | given
+        s = DEFAULTS | {k: theirs[k] for k in (MODEL_FIELDS if same_router else BACKBONE) if k in theirs} | given
+        check_named(s["router"], flags.get("router"), s["init_from"])
     s["out_dir"] = s["out_dir"] or default_out_dir
+    s["router_sha256"] = own_router(s["router"], ROUTERS)
+    if s["init_from"] == "resume" and s["router_sha256"] != checkpoint["settings"].get("router_sha256"):
+        raise UserError(f"{s['router']} has changed since the run in {s['out_dir']} began, so this would be another run. "
+                        f"Start one from its weights with --init_from {s['out_dir']} --out_dir ANOTHER.")
     return s, checkpoint
 
 def check(given: dict) -> None:
@@ -293,6 +302,7 @@ def main(argv) -> None:
     # model and optimizer
     config = replace(config, vocab_size=vocab_size)
     keep_freed_memory()
+    settle_kernels()
     torch.manual_seed(s.seed)
     model = GPT(config).to(device)
     if resumed:
@@ -312,7 +322,8 @@ def main(argv) -> None:
 
     # the folder of the run
     tokens_per_step = s.batch_size * s.gradient_accumulation_steps * seq_len
-    resume_command = f"python train.py --init_from resume --out_dir {shlex.quote(s.out_dir)}"
+    own = f" --router {shlex.quote(config.router)}" if settings["router_sha256"] else ""
+    resume_command = f"python train.py --init_from resume --out_dir {shlex.quote(s.out_dir)}{own}"
     log = claim(out_dir, i if resumed else None)
     try:
         with atomic_write(out_dir / "config.json") as f:
@@ -440,7 +451,7 @@ def main(argv) -> None:
     minutes, seconds = divmod(round(elapsed + time.time() - began), 60)
     bpb = f" ({val_line['val_bpb']:.4f} bits a byte)" if val_line["val_bpb"] is not None else ""
     print(f"done: val loss {val_line['val_loss']:.4f} nats a token{bpb}, {minutes} min {seconds} s\n"
-          f"Hear it: python sample.py --out_dir {shlex.quote(s.out_dir)}")
+          f"Hear it: python sample.py --out_dir {shlex.quote(s.out_dir)}{own}")
 
 
 if __name__ == "__main__":

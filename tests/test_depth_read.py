@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-import model as model_module
+from nanodepth import fast
 import reference
 import toys
 from toys import (ADDITIVE, D, MIXING, TOLERANCE, Recorder, agree, build, by_model, by_reference, error, label, problem,
@@ -145,25 +145,17 @@ def test_sublayers_that_do_not_look_at_their_input(router, monkeypatch):
     case = problem(c)
     agree(by_model(c, *case), by_reference(c, *case))
 
-@pytest.mark.parametrize("tokens", [3, 20], ids="{} tokens".format)
+@pytest.mark.parametrize("decoding", [False, True], ids=["no_grad", "inference_mode"])
 @pytest.mark.parametrize("router", MIXING)
-def test_passes_in_parts(router, tokens, monkeypatch):
-    """On a CPU a pass over large sources goes through their tokens in parts, and makes its mixes a few at a time."""
-    monkeypatch.setattr(model_module, "PASS_NUMBERS", tokens * D)
-    c = settings(router, 5, 3, decouple_v=True)
-    case = problem(c)
-    agree(by_model(c, *case), by_reference(c, *case))
-
-@pytest.mark.parametrize("few", [0, 2**13], ids=["fast", "few"])
-@pytest.mark.parametrize("router", MIXING)
-def test_without_gradients(router, few, monkeypatch):
-    """Where no gradient is wanted the functions run without a ctx, and a source of few numbers is read by the definition."""
-    monkeypatch.setattr(model_module, "FEW", few)
+def test_without_gradients(router, decoding):
+    """Evaluation goes by the fast read, decoding by the definition."""
     c = settings(router, 5, 3, decouple_v=True, null_source=True)
     e, w, p, _ = problem(c)
     want = reference.ROUTERS[router](p, c, e, toy_sublayers(w))
-    with torch.no_grad():
-        assert error(build(c, p)(e, toy_sublayers(w)), want) <= TOLERANCE
+    model = build(c, p)
+    with torch.inference_mode() if decoding else torch.no_grad():
+        assert isinstance(model.reader(), fast.Reader) == (not decoding)
+        assert error(model(e, toy_sublayers(w)).clone(), want) <= TOLERANCE
 
 @pytest.mark.parametrize("B, T", [(1, 1), (3, 1), (1, 5)])
 def test_shapes(B, T):
