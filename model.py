@@ -117,10 +117,8 @@ class GPTConfig:
         return [range(sum(sizes[:b]), sum(sizes[:b + 1])) for b in range(self.n_blocks)]
 
 def quick(definition, config):
-    """A definition, or its quicker form, of the same name and call in nanodepth/fast.py. Decoding
-    reads by the definition: one token is so few numbers that only operations count."""
-    plain = fast is None or config.plain_read or torch.is_inference_mode_enabled()
-    return definition if plain else getattr(fast, definition.__name__)
+    """A definition, or its quicker form, of the same name and call in nanodepth/fast.py."""
+    return definition if fast is None or config.plain_read else getattr(fast, definition.__name__)
 
 # --------------------------------------------------------------------------------------------------
 # The depth read

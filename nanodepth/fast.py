@@ -44,8 +44,11 @@ def inverse_rms(x):
 # The depth read
 
 def reader(router):
-    """The `read` of one forward. torch.compile on a card fuses the definition itself, and then no product can be in TF32."""
-    return router.read if torch.compiler.is_compiling() and router.query.is_cuda else Reader(router)
+    """The `read` of one forward. The definition where it is better: torch.compile on a card fuses it, and then no product
+    can be in TF32; decoding, one token is so few numbers that only operations count."""
+    if torch.compiler.is_compiling():
+        return router.read if router.query.is_cuda else Reader(router)
+    return router.read if torch.is_inference_mode_enabled() else Reader(router)
 
 class Reader:
     """The reads of a run share passes over the sources that are old: that are there at the first read of the run.
