@@ -143,7 +143,7 @@ def depth_read(query, sources, bias=None, scale=None):
     >>> e, u = torch.tensor([[[3., 4.]]]), torch.tensor([[[2., -2.]]])      # one token, D = 2
     >>> mix, alpha = depth_read(torch.tensor([1., 0.]), [e, u])             # logits 3 / 3.54, 2 / 2
     >>> [round(x, 2) for x in (*alpha.flatten().tolist(), *mix.flatten().tolist())]
-    [0.46, 0.54, 2.46, 0.76]
+    [0.46, 0.54, 2.46, 0.77]
     """
     s = wide(torch.stack(sources))                                              # (n, B, T, D)
     logit = (s * query).sum(-1) / rms(s)                                        # (n, B, T)
@@ -362,7 +362,7 @@ class WAV(Block):
     """
     def __init__(self, config):
         super().__init__(config)
-        self.details = config.detail_names
+        self.details, self.rms = config.detail_names, quick(rms, config)
         reads = 2 * config.n_layer + config.head_details
         self.detail_bias = nn.Parameter(torch.full((reads, len(self.details)), config.detail_bias))
 
@@ -374,7 +374,8 @@ class WAV(Block):
     @torch.no_grad()
     def scales(self, own):
         """The scales of a block's C and details: None and, for each detail, (B, T)."""
-        return [None, *((rms(own[0]) / rms(d)).clamp(max=self.config.rho) for d in own[1:])]
+        c, *details = map(self.rms, own)
+        return [None, *((c / d).clamp(max=self.config.rho) for d in details)]
 
     def forward(self, e, sublayers):
         read, sources, sums = self.reader(), self.first_sources(e), self.first_sources(e)
@@ -555,9 +556,11 @@ class GPT(nn.Module):
 
         One token a step goes through the model, with the keys and values of the others kept. When
         the context is full, it goes on from the last half of it. temperature 0 takes the likeliest
-        token; top_k: draw from the k likeliest only. generator: the torch.Generator to draw with.
+        token; top_k: draw from the k likeliest only (None, 0: from all). generator: to draw with.
         Call eval() first if the model has dropout.
         """
+        if idx.size(1) == 0:
+            raise ValueError("idx has no token to go on from; begin with the end-of-text token.")
         cache, feed = None, idx
         for _ in range(max_new_tokens):
             if cache is None or cache[0].length == self.config.seq_len:
@@ -565,7 +568,7 @@ class GPT(nn.Module):
                 cache = [KVCache(self.config) for _ in range(self.config.n_layer)]
                 feed = idx[:, -keep:]
             logits = self(feed, cache=cache)[0][:, -1].float()              # (B, V)
-            if top_k is not None and top_k < logits.size(-1):
+            if top_k and top_k < logits.size(-1):
                 logits[logits < logits.topk(top_k).values[:, -1:]] = -math.inf
             if temperature == 0:
                 feed = logits.argmax(-1, keepdim=True)                      # (B, 1)

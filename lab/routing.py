@@ -166,8 +166,9 @@ def measure(model, batches) -> dict:
             sums.add(route + "entropy", entropy(alpha))
         if len(alphas) == 2:
             sums.add("js", js_divergence(*alphas))
-        if len(sources) >= len(most):
-            most = [s if r is None else s * r.unsqueeze(-1) for s, r in zip(sources, scale)]
+        own = [s if r is None else s * r.unsqueeze(-1)
+               for s, r, name in zip(sources, scale, source_names(router, l, n)) if name != "null"]
+        most = own if len(own) >= len(most) else most
 
     for batch in tqdm(batches, disable=None, leave=False, unit="batch"):
         with torch.no_grad(), Watch(router, see):
@@ -175,7 +176,7 @@ def measure(model, batches) -> dict:
         loss_sums.add("loss", loss.expand(len(batch), 1))
         if not most:
             raise UserError(f"the router {model.config.router} does not read by self.reader(), so there is nothing to watch.")
-        s = torch.stack(most[router.config.null_source:], -2).float()           # (B, T, n, D)
+        s = torch.stack(most, -2).float()                                       # (B, T, n, D)
         sources_sums.add("norms", s.norm(dim=-1).movedim(-1, 0))
         sources_sums.add("adjacent_cosine", F.cosine_similarity(s[..., 1:, :], s[..., :-1, :], dim=-1).movedim(-1, 0))
         some = s.flatten(0, 1)[::every].cpu().double()                          # (tokens, n, D)
@@ -203,7 +204,7 @@ def measure(model, batches) -> dict:
         if values:
             result["mean_" + name] = statistics.mean(values)
     last = max(result["reads"], key=lambda read: (len(read["sources"]), read["read"]))
-    result["sources"] = {"read": last["name"], "names": last["sources"][router.config.null_source:],
+    result["sources"] = {"read": last["name"], "names": [name for name in last["sources"] if name != "null"],
                          **{name: sources_sums.mean(name) for name in ("norms", "adjacent_cosine", "effective_rank")}}
     return result
 
@@ -284,8 +285,8 @@ def summary(result: dict) -> str:
         text += f"Divergence of the Q/K and V routes, mean of {layers} layers: {result['mean_js_nats']:.4f} nats, " \
                 f"{result['mean_js_bits']:.4f} bits\n"
     s = result["sources"]
-    cosine = statistics.mean(s["adjacent_cosine"])
-    text += f"The {len(s['names'])} sources of {s['read']}: mean adjacent cosine {cosine:.3f}, effective rank " \
+    cosine = f"{statistics.mean(s['adjacent_cosine']):.3f}" if s["adjacent_cosine"] else "-"
+    text += f"The {len(s['names'])} sources of {s['read']}: mean adjacent cosine {cosine}, effective rank " \
             f"{s['effective_rank']:.2f}, norms {min(s['norms']):.2f} to {max(s['norms']):.2f}\n"
     return text
 
@@ -311,7 +312,7 @@ def comparison(results: dict[str, dict]) -> str:
     for name, title in (("mean_sharpness", "mean sharpness"), ("mean_relative_entropy", "mean H / log n")):
         rows.append([title, *(f"{r[name]:.3f}" if name in r else "" for r in results.values())])
     for name in ("adjacent_cosine", "effective_rank"):
-        rows.append([name.replace("_", " "), *(f"{np.mean(r['sources'][name]):.3f}" for r in results.values())])
+        rows.append([name.replace("_", " "), *(f"{np.mean(r['sources'][name]):.3f}" if r["sources"][name] else "-" for r in results.values())])
     return table(["depth", *results], rows)
 
 # ---------------------------------------------------------------------------------------------------------------------

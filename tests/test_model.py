@@ -191,6 +191,12 @@ def test_generate_leaves_no_trace():
     assert torch.equal(model.generate(idx, max_new_tokens=0), idx)
     assert model.generate(idx, max_new_tokens=5, top_k=50).shape == (2, 10)      # more than the vocabulary has: all
     assert not first.requires_grad
+    torch.manual_seed(0)
+    every = model.generate(idx, max_new_tokens=5)
+    torch.manual_seed(0)
+    assert torch.equal(model.generate(idx, max_new_tokens=5, top_k=0), every)
+    with pytest.raises(ValueError, match="idx has no token"):
+        model.generate(idx[:, :0], max_new_tokens=5)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # identities 11 and 12, and the choice of numbers

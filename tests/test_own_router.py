@@ -1,12 +1,21 @@
 """Routers of one's own, written as somebody would who has read the README alone: with the fast read they are what they are by
 the definition, with every flag, or a sentence says what to change."""
+import hashlib
+import json
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn as nn
 
-from model import ROUTERS, GPT, Block, DepthRouter, GPTConfig, depth_read, wide
-from lab.routing import Watch, measure, source_names
-from toys import TOLERANCE, Recorder, agree, problem, settings, solve, toy_sublayers
+import sample
+import train
+from lab import bench, routing, sweep
+from lab.routing import measure, source_names
+from model import ROUTERS, GPT, Block, DepthRouter, GPTConfig
+from nanodepth.files import UserError
+from tiny import SIZE, checkpoint, data_folder, go
+from toys import TOLERANCE, Recorder, agree, by_model, problem, settings, solve, toy_sublayers
 
 class Loop(DepthRouter):
     """The obvious one: a loop over all reads that appends to its list."""
@@ -92,6 +101,9 @@ OWN = [Loop, Window, WindowAdded, BlocksWithoutRuns, Recency, Quieter, ByTheMeth
 def registered(monkeypatch):
     for cls in (*OWN, InPlace, Drawing):
         monkeypatch.setitem(ROUTERS, cls.__name__, cls)
+    yield
+    for name in [name for name in ROUTERS if ".py:" in name]:
+        del ROUTERS[name]
 
 def solved(cls, L, plain, **flags):
     c = GPTConfig(vocab_size=11, n_layer=L, n_head=1, n_embd=6, router=cls.__name__, plain_read=plain, **flags)
@@ -127,7 +139,7 @@ class InPlace(DepthRouter):
         return read(self.head, sources + [c])[0]
 
 def test_a_source_changed_in_place_is_a_sentence():
-    with pytest.raises(ValueError, match=r"changed in place .* Write c = c \+ u"):
+    with pytest.raises(ValueError, match=r"changed in place .* write c = c \+ u"):
         solved(InPlace, 5, plain=False)
 
 class Drawing(Block):
@@ -184,5 +196,116 @@ def test_blocks_longer_than_a_pass(L, n):
     """More than 12 sublayers in a block: a later pass of the block must not take PC for an old source."""
     for router in ("block", "rd", "delta_block", "wav"):
         c = settings(router, L, n)
-        from toys import by_model
         agree(by_model(c, *problem(c)), by_model(c, *problem(c), plain_read=True))
+
+# ---------------------------------------------------------------------------------------------------------------------
+# from a file
+
+MINE = '''
+from model import DepthRouter
+
+class Mine(DepthRouter):
+    """The stream, and a mix of the last two updates."""
+    adds = True
+
+    def forward(self, e, sublayers):
+        read, sources, stream = self.reader(), self.first_sources(e), e
+        for l, f in enumerate(sublayers):
+            u = f(*[stream + mix for mix in read(l, sources[-2:])])
+            stream, sources = stream + u, sources + [u]
+        return stream
+
+class Helper:
+    pass
+'''
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    return data_folder(tmp_path_factory.mktemp("data"))
+
+@pytest.fixture
+def mine(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE, encoding="utf-8")
+    return f"{tmp_path / 'mine.py'}:Mine"
+
+def digest(name):
+    return hashlib.sha256(Path(name.rpartition(":")[0]).read_bytes()).hexdigest()
+
+def refused(words, function, *argv):
+    with pytest.raises(UserError) as e:
+        function([*map(str, argv)])
+    assert words in str(e.value) and len(str(e.value).splitlines()) <= 2, str(e.value)
+
+def test_a_router_from_a_file_everywhere(mine, data, tmp_path, capsys):
+    run = tmp_path / "run"
+    go("--dataset", data, "--router", mine, "--out_dir", run, "--max_iters", 2, "--decouple_v", "--null_source")
+    out = capsys.readouterr().out
+    assert f"python sample.py --out_dir {run} --router {mine}" in out
+    settings = json.loads((run / "config.json").read_text())["settings"]
+    assert settings["router"] == mine and settings["router_sha256"] == digest(mine)
+    assert set(checkpoint(run)["model"]) >= {"router.query", "router.query_v"}
+
+    go("--dataset", data, "--router", mine, "--init_from", "resume", "--out_dir", run, "--max_iters", 3)
+    sample.main(["--out_dir", str(run), "--router", mine, "--num_samples", "1", "--max_new_tokens", "5", "--device", "cpu"])
+    routing.main([str(run), "--router", mine, "--json", str(tmp_path / "r.json"), "--windows", "4", "--device", "cpu"])
+    reads = json.loads((tmp_path / "r.json").read_text())["reads"]
+    assert [len(r["sources"]) for r in reads] == [2, 2, 2, 2] and "v_weights" in reads[2] and "v_weights" not in reads[3]
+    bench.main(["--routers", mine, "--n_layer", "2", "--n_embd", "16", "--n_head", "2", "--seq_len", "8", "--batch_size", "2",
+                "--device", "cpu", "--rounds", "1"])
+    assert f"| {mine} |" in capsys.readouterr().out
+
+def test_a_sweep_with_a_router_from_a_file(mine, data, tmp_path, capsys):
+    flags = ["--routers", f"block,{mine},{mine}:null_source=true", "--depths", "2", "--seeds", "0", "--dataset", data,
+             "--max_iters", "2", "--out_dir", tmp_path / "sweep", *SIZE[2:]]
+    sweep.main([*map(str, flags)])
+    assert {p.name for p in (tmp_path / "sweep").glob("*-2x16-s0")} == {
+        "block-2x16-s0", "Mine-2x16-s0", "Mine+null_source=true-2x16-s0"}
+    out = capsys.readouterr().out
+    assert "| Mine | 2 |" in out and "| Mine:null_source=true | 2 |" in out
+    sweep.main([*map(str, flags), "--baseline", mine])                          # all are there: only the tables
+    assert "Against `Mine`" in capsys.readouterr().out
+    path = Path(mine.rpartition(":")[0])
+    path.write_text(MINE.replace("[-2:]", "[-3:]"), encoding="utf-8")
+    refused("was trained with --router_sha256=", sweep.main, *flags)            # an edited router is another cell
+    other = tmp_path / "other.py"
+    other.write_text(MINE, encoding="utf-8")
+    refused("have one name in the tables", sweep.main, "--routers", f"{mine},{other}:Mine", *flags[2:])
+
+def test_code_runs_only_where_the_command_names_it(mine, data, tmp_path):
+    run, toml = tmp_path / "run", tmp_path / "x.toml"
+    go("--dataset", data, "--router", mine, "--out_dir", run, "--max_iters", 1)
+    path = Path(mine.rpartition(":")[0])
+    path.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n" + MINE, encoding="utf-8")
+    toml.write_text(f"router = '{mine}'\ndataset = '{data}'\n", encoding="utf-8")
+    add = f"It runs only where the command names it: add --router {mine}."
+    refused(add, train.main, toml)
+    refused(add, train.main, "--init_from", "resume", "--out_dir", run)
+    refused(add, train.main, "--init_from", run, "--dataset", data, "--out_dir", tmp_path / "b")
+    refused(add, sample.main, "--out_dir", run)
+    refused(add, routing.main, run)
+    toml.write_text(f"routers = 'block,{mine}'\n", encoding="utf-8")
+    refused("add --routers", sweep.main, toml)
+    assert not (tmp_path / "ran").exists()
+    refused("has changed since the run", train.main, "--init_from", "resume", "--out_dir", run, "--router", mine)
+
+@pytest.mark.parametrize("text, name, words", [
+    (None, "Mine", "there is no file"), (MINE, "Mihne", "has no router Mihne, a class with forward(e, sublayers). Its classes: "
+     "Mine Helper."), (MINE, "Helper", "has no router Helper"), ("x = 1\n1 / 0\n", "Mine", "line 2: ZeroDivisionError"),
+    ("class Mine(:\n", "Mine", "line 1: SyntaxError")], ids=["no file", "no class", "no router", "error", "syntax"])
+def test_a_file_that_is_no_router_is_a_sentence(text, name, words, tmp_path, data):
+    if text is not None:
+        (tmp_path / "x.py").write_text(text, encoding="utf-8")
+    refused(words, train.main, "--router", f"{tmp_path / 'x.py'}:{name}", "--dataset", data, "--out_dir", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+def test_old_checkpoints_load(data, tmp_path):
+    """As they were before norm_eps was a setting and routers came from files: none of either is in them."""
+    go("--dataset", data, "--router", "wav", "--out_dir", tmp_path / "run", "--max_iters", 2)
+    old = checkpoint(tmp_path / "run")
+    del old["model_config"]["norm_eps"], old["settings"]["norm_eps"], old["settings"]["router_sha256"]
+    torch.save(old, tmp_path / "run" / "ckpt.pt")
+    sample.main(["--out_dir", str(tmp_path / "run"), "--num_samples", "1", "--max_new_tokens", "5", "--device", "cpu"])
+    routing.main([str(tmp_path / "run"), "--windows", "4", "--device", "cpu"])
+    go("--dataset", data, "--init_from", tmp_path / "run", "--out_dir", tmp_path / "next", "--max_iters", 1)
+    go("--init_from", "resume", "--out_dir", tmp_path / "run", "--max_iters", 3, "--norm_eps", 1e-6)
+    refused("--norm_eps 0.001: the run in", train.main, "--init_from", "resume", "--out_dir", tmp_path / "run", "--norm_eps", 1e-3)

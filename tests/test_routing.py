@@ -162,9 +162,10 @@ def test_means_are_over_tokens_however_they_are_batched():
         for name in ("weights", "sharpness", "entropy", "norms", "adjacent_cosine", "effective_rank"):
             assert a.get(name) == pytest.approx(b.get(name), abs=1e-5)
 
-def test_sources_by_hand():
-    model, batch, most = model_of("block", scale=1.0, null_source=True), tokens(), []
-    with torch.no_grad(), Watch(model.router, lambda l, sources, scale, alphas: most.append(torch.stack(sources[1:]))):
+@pytest.mark.parametrize("null", [False, True], ids=["", "null_source"])
+def test_sources_by_hand(null):
+    model, batch, most = model_of("block", scale=1.0, null_source=null), tokens(), []
+    with torch.no_grad(), Watch(model.router, lambda l, sources, scale, alphas: most.append(torch.stack(sources[null:]))):
         model(batch[:, :-1])
     s = most[-1].double()                                               # the head's, without the null source
     got = measure(model, [batch])["sources"]
