@@ -45,7 +45,7 @@ class GPTConfig:
     n_embd: int = 64                    # D: the width
     head_dim: int | None = None         # width of a head; none: n_embd / n_head
     mlp_hidden: int | None = None       # width inside an MLP; none: 8/3 n_embd, to a multiple of 64
-    router: str = "block"               # how sublayers read depth: a name in ROUTERS
+    router: str = "block"               # block rd delta delta_block wav, residual .., FILE.py:Class
     n_blocks: int | None = None         # depth blocks, where there are any; none: min(8, n_layer)
     decouple_v: bool = False            # values read depth by a query of their own, as in rd
     rd_control: str = "none"            # a control of decoupled reads: none tied average frozen_v
