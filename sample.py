@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
-from model import GPT, GPTConfig
-from nanodepth.files import UserError, load_checkpoint, load_model, newest_run, run
-from nanodepth.machine import pick_device
+from model import GPT, GPTConfig, ROUTERS
+from nanodepth.files import UserError, load_checkpoint, load_model, newest_run, router_of, run
+from nanodepth.machine import pick_device, settle_kernels
 from nanodepth.settings import Parser
 from nanodepth.data import tokenizer_from
 
@@ -29,6 +29,7 @@ class SampleConfig:
     top_k: int = 50                      # choose among the k likeliest tokens; 0: among all
     seed: int = 0                        # of the choices
     device: str = "auto"                 # auto, cpu, cuda, cuda:N or mps
+    router: str | None = None            # FILE.py:Class, for a run with a router of one's own
 
 BATCH = 16                              # texts at a time: their keys and values are in memory together
 REFUSED = {"start": "--start is --prompt here (FILE:path reads a file).",
@@ -95,6 +96,7 @@ def main(argv) -> None:
     s = SampleConfig(**vars(parser.parse_args(argv)))
     check(s)
     device = pick_device(s.device)
+    settle_kernels()
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")                        # a terminal that has not all characters shows ?
 
@@ -103,7 +105,8 @@ def main(argv) -> None:
     if checkpoint["tokenizer"] is None:
         raise UserError(f"the data of {out_dir} came without a tokenizer, so its tokens cannot be shown as text.")
     tokenizer = tokenizer_from(checkpoint["tokenizer"])
-    model = load_model(checkpoint, GPT, GPTConfig).to(device).eval()
+    router = router_of(checkpoint, s.router, ROUTERS)
+    model = load_model(checkpoint, GPT, GPTConfig, router=router).to(device).eval()
     prompt = read_prompt(s.prompt)
     tokens = [int(t) for t in tokenizer.encode(prompt)] or [first_token(tokenizer)]
     idx = torch.tensor([tokens], device=device)                         # (1, T)

@@ -27,12 +27,13 @@ from torch.utils.checkpoint import checkpoint as recomputed
 
 from nanodepth import several
 from nanodepth.data import load_data
-from nanodepth.files import UserError, explain, load_checkpoint, run as run_script
+from nanodepth.files import (UserError, check_named, explain, load_checkpoint, own_router, router_name,
+                             run as run_script)
 from nanodepth.machine import (autocast, compile_error, compiled, keep_freed_memory, peak_mem_mb, pick_device,
-                               pick_dtype)
+                               pick_dtype, settle_kernels)
 from nanodepth.runs import Folder, Screen, Stop, carried, data_facts, git_commit, history, same_data, start_from
 from nanodepth.settings import Parser, amount, nearest
-from model import GPT, GPTConfig
+from model import GPT, GPTConfig, ROUTERS
 
 
 @dataclass
@@ -109,6 +110,8 @@ def read_settings(argv) -> tuple[dict, dict | None]:
     elif given.get("max_tokens") is not None and "max_iters" in (flags if "max_tokens" in flags else given):
         raise UserError("--max_iters and --max_tokens both say how long to train; leave one out.")
     check(given)
+    if config:
+        check_named(str(given.get("router")), flags.get("router"), config)
     s, checkpoint = DEFAULTS | given, None
     if s["init_from"] == "resume":
         out_dir = s["out_dir"] or default_out_dir(s)
@@ -117,6 +120,7 @@ def read_settings(argv) -> tuple[dict, dict | None]:
                             f"Name the run with --out_dir, or leave out --init_from resume to start one.")
         checkpoint = load_checkpoint(out_dir)
         s = resumed_settings(checkpoint, given, out_dir)
+        check_named(s["router"], flags.get("router"), out_dir)
     elif s["init_from"] != "scratch":
         if not Path(s["init_from"]).exists():
             raise UserError(f"--init_from is {s['init_from']!r}; it must be scratch, resume, or the folder of a run."
@@ -126,6 +130,7 @@ def read_settings(argv) -> tuple[dict, dict | None]:
         same_router = given.get("router", theirs["router"]) == theirs["router"]
         inherited = [k for k in (MODEL_FIELDS if same_router else BACKBONE) if k in theirs]
         s = DEFAULTS | {k: theirs[k] for k in inherited} | given
+        check_named(s["router"], flags.get("router"), s["init_from"])
         checkpoint["model"] = carried(checkpoint["model"], theirs, s, given)
     s["out_dir"] = s["out_dir"] or default_out_dir(s)
     if checkpoint and s["init_from"] != "resume" and not s["eval_only"]:
@@ -136,10 +141,14 @@ def read_settings(argv) -> tuple[dict, dict | None]:
         s["max_iters"] = math.ceil(amount(s["max_tokens"], "--max_tokens") / (windows_a_step(s) * s["seq_len"]))
     if checkpoint and s["init_from"] == "resume" and checkpoint["iter"] > s["max_iters"]:
         raise UserError(f"--max_iters {s['max_iters']}: the run in {s['out_dir']} is already at {checkpoint['iter']}.")
+    s["router_sha256"] = own_router(s["router"], ROUTERS)
+    if s["init_from"] == "resume" and s["router_sha256"] != checkpoint["settings"].get("router_sha256"):
+        raise UserError(f"{s['router']} has changed since the run in {s['out_dir']} began, so this would be another "
+                        f"run. Start one from its weights with --init_from {s['out_dir']} --out_dir ANOTHER.")
     return s, checkpoint
 
 def default_out_dir(s: dict) -> str:
-    return "out/{router}-{n_layer}x{n_embd}-s{seed}".format(**s)
+    return f"out/{router_name(s['router'])}-{s['n_layer']}x{s['n_embd']}-s{s['seed']}"
 
 def windows_a_step(s: dict) -> int:
     return s["batch_size"] * s["gradient_accumulation_steps"]
@@ -273,6 +282,7 @@ def set_up(settings: dict, checkpoint: dict | None, group: several.Group) -> Run
 
     # model and optimizer
     keep_freed_memory()
+    settle_kernels()
     torch.manual_seed(s.seed)
     model = GPT(config)
     params = model.num_params()
@@ -373,8 +383,13 @@ def not_finite(run: Run, what: str) -> UserError:
     return UserError(f"{what} at iteration {run.i} is not finite, so the run stops; {run.folder.kept()}.\n"
                      f"Try a lower --learning_rate, a longer --warmup_iters or another --seed.")
 
+def folder_flags(run: Run) -> str:
+    """The flags by which train.py and sample.py find a run."""
+    own = f" --router {shlex.quote(run.config.router)}" if run.record["settings"]["router_sha256"] else ""
+    return f"--out_dir {shlex.quote(run.s.out_dir)}{own}"
+
 def how_to_resume(run: Run) -> str:
-    return f"python train.py --init_from resume --out_dir {shlex.quote(run.s.out_dir)}"
+    return f"python train.py --init_from resume {folder_flags(run)}"
 
 # ---------------------------------------------------------------------------------------------------------------------
 # the loop
@@ -502,7 +517,7 @@ def whole_run(run: Run, stop: Stop, screen: Screen) -> None:
     minutes, seconds = divmod(round(time.time() - run.began), 60)
     bpb = f" ({run.val['val_bpb']:.4f} bits a byte)" if run.val["val_bpb"] is not None else ""
     screen.say(f"done: val loss {run.val['val_loss']:.4f} nats a token{bpb}, {minutes} min {seconds} s\n"
-               f"Hear it: python sample.py --out_dir {shlex.quote(s.out_dir)}")
+               f"Hear it: python sample.py {folder_flags(run)}")
 
 
 if __name__ == "__main__":

@@ -25,10 +25,10 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from nanodepth.files import UserError, atomic_write, run
-from nanodepth.machine import autocast, keep_freed_memory, peak_mem_mb, pick_device, pick_dtype
+from nanodepth.files import UserError, atomic_write, own_router, run
+from nanodepth.machine import autocast, keep_freed_memory, peak_mem_mb, pick_device, pick_dtype, settle_kernels
 from nanodepth.settings import Parser, convert
-from model import GPT, PASS_READS, DepthRouter, GPTConfig
+from model import GPT, ROUTERS, DepthRouter, GPTConfig
 
 @dataclass
 class BenchConfig:
@@ -52,6 +52,8 @@ def worker(pipe, bench: BenchConfig, config: GPTConfig):
         if bench.threads:
             torch.set_num_threads(bench.threads)
         keep_freed_memory()
+        settle_kernels()
+        own_router(config.router, ROUTERS)                      # this is another process
         torch.manual_seed(0)
         torch.set_float32_matmul_precision("high")
         model = GPT(config).to(bench.device)
@@ -106,10 +108,10 @@ def depth_read(bench: BenchConfig, config: GPTConfig):
     n, shape = bench.read, (bench.batch_size, config.seq_len, config.n_embd)
     keep_freed_memory()
     torch.manual_seed(0)
-    router = DepthRouter(replace(config, router="block", n_layer=PASS_READS // 2, n_blocks=1)).to(bench.device)
+    router = DepthRouter(replace(config, router="block", n_layer=6, n_blocks=1)).to(bench.device)
     sources = [torch.randn(shape, device=bench.device, requires_grad=True) for _ in range(n)]
     spare = [torch.empty_like(s) for s in sources]
-    run = range(PASS_READS)
+    run, = router.runs()                                        # 12 reads share a pass
 
     def timed(f):
         start = time.perf_counter()
@@ -128,8 +130,12 @@ def depth_read(bench: BenchConfig, config: GPTConfig):
         return forward, both
 
     g = torch.randn(shape, device=bench.device)
-    one = lambda: [router.read_head(sources)]
-    many = lambda: [router.read(l, past)[0][0] for l, past in router.reads(run, sources)]
+    one = lambda: router.reader()(router.head, sources)
+
+    def many():
+        read = router.reader()
+        return [read(l, sources)[0] for l in run]
+
     rows = []
     for _ in tqdm(range(bench.rounds + 3), disable=None, unit="round", leave=False):
         with torch.no_grad():
@@ -196,6 +202,8 @@ def main(argv):
     bench = BenchConfig(**{k: v for k, v in args.items() if k in BenchConfig.__dataclass_fields__})
     given = {k: v for k, v in args.items() if k in GPTConfig.__dataclass_fields__}
     routers = [name for name in bench.routers.split(",") if name]
+    for name in (*routers, bench.baseline):
+        own_router(name, ROUTERS)
     rows = []                                                   # (what it is called, its config, the baseline's config)
     try:
         for changes in variants(parser, bench.vary):

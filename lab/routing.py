@@ -14,7 +14,6 @@ For every depth read, means over all tokens of the validation windows:
 
 A mean over reads or layers leaves out those with a single source: they have nothing to choose from.
 """
-import functools
 import json
 import math
 import statistics
@@ -26,10 +25,10 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from nanodepth.files import UserError, atomic_write, load_checkpoint, load_model, newest_run, run
-from nanodepth.machine import pick_device
+from nanodepth.files import UserError, atomic_write, load_checkpoint, load_model, newest_run, router_of, run
+from nanodepth.machine import pick_device, settle_kernels
 from nanodepth.settings import Parser
-from model import GPT, GPTConfig, ROUTERS, AttnRes, Block, Cumulative, Delta, DeltaBlock, DepthRouter, WAV, match, plain_read
+from model import GPT, GPTConfig, ROUTERS, AttnRes, Block, Cumulative, Delta, DeltaBlock, DepthRouter, WAV, depth_read
 from lab.sweep import signed, table
 from train import open_data, windows
 
@@ -42,6 +41,7 @@ class RoutingConfig:
     json: str | None = None              # write everything that was measured to this file
     png: str | None = None               # draw it in this file (needs matplotlib)
     ablate: str | None = None            # mask a source: all (in every read), each (in one), or a read: 13, head
+    router: str | None = None            # FILE.py:Class, for runs with a router of one's own
 
 BATCH_TOKENS = 2048                      # tokens at a time: a read stacks its sources, (n, tokens, D)
 RANK_TOKENS = 1024                       # tokens of which the effective rank is taken, evenly spaced
@@ -52,64 +52,63 @@ PRINTED = 20                             # sources in the table of --ablate
 # reading along
 
 def has_choice(router, l: int, n: int) -> bool:
-    """Does read l choose between its n sources? Not with one source, nor where h_0 = e whatever the mix is."""
-    return n > 1 and not (router.adds and l == 0)
+    """Does read l choose between its n sources? Not with one source, nor where Delta has h_0 = e whatever the mix is."""
+    return n > 1 and not (isinstance(router, Delta) and l == 0)
 
 def read_name(router, l: int) -> str:
     return "head" if l == router.head else f"{'mlp' if l % 2 else 'attn'} {l // 2}"
 
 def source_names(router, l: int, n: int) -> list[str]:
-    """The names of the n sources of read l, in the router's order (the table of its class)."""
+    """The names of the n sources of read l, in the router's order: those of its own `source_names(l)`, those of the router
+    in model.py whose `forward` it has, or s0, s1, ..."""
+    forward = next(cls for cls in type(router).__mro__ if {"forward", "source_names"} & vars(cls).keys())
+    names = router.source_names(l) if "source_names" in vars(forward) else names_of(forward, router, l)
+    return names if len(names) == n else [f"s{i}" for i in range(n)]
+
+def names_of(forward, router, l: int) -> list[str]:
+    """What the sources of read l are in the class of model.py that has this forward; none for another."""
     config, first = router.config, ["null"] * router.config.null_source + ["e"]
     b = next((b for b, block in enumerate(router.blocks) if l in block), len(router.blocks))    # the head is after all
-    names = None
-    if isinstance(router, Cumulative):
-        names = first + [f"h{j}" for j in range(1, l + 1)]
-    elif isinstance(router, AttnRes) or isinstance(router, Delta) and not isinstance(router, DeltaBlock):
-        names = first + [f"u{j}" for j in range(l)]
-    elif isinstance(router, (Block, WAV, DeltaBlock)):
+    if forward is Cumulative:
+        return first + [f"h{j}" for j in range(1, l + 1)]
+    if forward in (AttnRes, Delta):
+        return first + [f"u{j}" for j in range(l)]
+    if forward in (Block, DeltaBlock, WAV):
         sums = [f"C{i}" for i in range(b)]
-        if not router.adds and l < router.head and l > router.blocks[b].start:
+        if forward is not DeltaBlock and l < router.head and l > router.blocks[b].start:
             sums.append("PC")
-        with_details = isinstance(router, WAV) and (l < router.head or config.head_details)
+        with_details = forward is WAV and (l < router.head or config.head_details)
         details = ["", *(f".{name}" for name in config.detail_names)] if with_details else [""]
-        names = first + [c + d for c in sums for d in details]
-    return names if names and len(names) == n else [f"s{i}" for i in range(n)]
+        return first + [c + d for c in sums for d in details]
+    return []
 
 class Watch:
-    """While open, `router` reads by plain_read, and `see(l, sources, alphas)` is called after every read.
+    """While open, `router` reads by the definition, and `see(l, sources, scale, alphas)` is called after every read.
 
-    sources: n tensors (B, T, D). alphas: one (n, B, T) for each route, two where values read by a query of their own.
-    hidden: {read: indices of sources whose weight is 0}; the others' weights are renormalised by their softmax.
+    sources, scale: n tensors (B, T, D) and their factors, (B, T) or None. alphas: one (n, B, T) for each route, two where
+    values read by a query of their own. hidden: {read: indices of sources whose weight is 0}; the others' weights are renormalised by
+    their softmax.
     """
     def __init__(self, router, see=None, hidden=None):
         self.router, self.see, self.hidden = router, see, hidden or {}
 
-    def read(self, l, past, *recent):
-        """The read of the router's class, finished by `finish` with what `past` holds for model.finish_plain."""
-        return type(self.router).read(self.router, l, functools.partial(self.finish, l, *past.args), *recent)
-
-    def finish(self, l, queries, older, older_bias, recent, bias, rho):
-        mixes, alphas = [], []
-        if bias is None:
-            bias = older_bias.new_zeros(len(recent))
-        sources = [*older, *(recent if rho is None else match(recent, rho))]    # n of (B, T, D)
-        b = torch.cat((older_bias, bias))                                       # (n)
+    def read(self, l, sources, bias=None, scale=None):
+        """In the place of model.DepthRouter's."""
+        bias = None if bias is None else bias[l, :len(sources)]
         if l in self.hidden:
-            b = b.index_fill(0, torch.tensor(self.hidden[l], device=b.device), -math.inf)
-        for query in queries:
-            mix, alpha = plain_read(query, sources, b)                          # (B, T, D), (n, B, T)
-            mixes.append(mix)
-            alphas.append(alpha)
+            bias = self.router.query.new_zeros(len(sources)) if bias is None else bias
+            bias = bias.index_fill(0, torch.tensor(self.hidden[l], device=bias.device), -math.inf)
+        mixes, alphas = zip(*(depth_read(query, sources, bias, scale) for query in self.router.queries(l)))
         if self.see:
-            self.see(l, sources, alphas)
-        return mixes, recent
+            self.see(l, list(sources), scale or [None] * len(sources), list(alphas))
+        return self.router.inputs(list(mixes))
 
     def __enter__(self):
-        self.router.read = self.read                                            # hides the method of the class
+        self.router.read = self.read                                            # these hide the methods of the class
+        self.router.reader = lambda: self.read
 
     def __exit__(self, *error):
-        del self.router.read
+        del self.router.read, self.router.reader
 
 # ---------------------------------------------------------------------------------------------------------------------
 # statistics
@@ -152,9 +151,12 @@ def measure(model, batches) -> dict:
     every = max(1, sum(batch[:, 1:].numel() for batch in batches) // RANK_TOKENS)
     decoupled = router.decouple_v or router.config.decouple_v
 
-    def see(l, sources, alphas):
+    def see(l, sources, scale, alphas):
         nonlocal most
-        sums = reads.setdefault(l, (len(sources), Sums()))[1]
+        n, sums = reads.setdefault(l, (len(sources), Sums()))
+        if n != len(sources):
+            raise UserError(f"the router reads for sublayer {l} more than once, of {n} and of {len(sources)} sources; that "
+                            f"cannot be laid on one line.")
         if decoupled and l % 2 == 0 and l < router.head and len(alphas) == 1:
             alphas = alphas * 2                                                 # tied: one query for both routes
         alphas = [alpha.cpu().double() for alpha in alphas]
@@ -164,14 +166,17 @@ def measure(model, batches) -> dict:
             sums.add(route + "entropy", entropy(alpha))
         if len(alphas) == 2:
             sums.add("js", js_divergence(*alphas))
-        if len(sources) >= len(most):
-            most = sources
+        own = [s if r is None else s * r.unsqueeze(-1)
+               for s, r, name in zip(sources, scale, source_names(router, l, n)) if name != "null"]
+        most = own if len(own) >= len(most) else most
 
     for batch in tqdm(batches, disable=None, leave=False, unit="batch"):
         with torch.no_grad(), Watch(router, see):
             _, loss = model(batch[:, :-1], batch[:, 1:])
         loss_sums.add("loss", loss.expand(len(batch), 1))
-        s = torch.stack(most[router.config.null_source:], -2).float()           # (B, T, n, D)
+        if not most:
+            raise UserError(f"the router {model.config.router} does not read by self.reader(), so there is nothing to watch.")
+        s = torch.stack(most, -2).float()                                       # (B, T, n, D)
         sources_sums.add("norms", s.norm(dim=-1).movedim(-1, 0))
         sources_sums.add("adjacent_cosine", F.cosine_similarity(s[..., 1:, :], s[..., :-1, :], dim=-1).movedim(-1, 0))
         some = s.flatten(0, 1)[::every].cpu().double()                          # (tokens, n, D)
@@ -199,7 +204,7 @@ def measure(model, batches) -> dict:
         if values:
             result["mean_" + name] = statistics.mean(values)
     last = max(result["reads"], key=lambda read: (len(read["sources"]), read["read"]))
-    result["sources"] = {"read": last["name"], "names": last["sources"][router.config.null_source:],
+    result["sources"] = {"read": last["name"], "names": [name for name in last["sources"] if name != "null"],
                          **{name: sources_sums.mean(name) for name in ("norms", "adjacent_cosine", "effective_rank")}}
     return result
 
@@ -280,8 +285,8 @@ def summary(result: dict) -> str:
         text += f"Divergence of the Q/K and V routes, mean of {layers} layers: {result['mean_js_nats']:.4f} nats, " \
                 f"{result['mean_js_bits']:.4f} bits\n"
     s = result["sources"]
-    cosine = statistics.mean(s["adjacent_cosine"])
-    text += f"The {len(s['names'])} sources of {s['read']}: mean adjacent cosine {cosine:.3f}, effective rank " \
+    cosine = f"{statistics.mean(s['adjacent_cosine']):.3f}" if s["adjacent_cosine"] else "-"
+    text += f"The {len(s['names'])} sources of {s['read']}: mean adjacent cosine {cosine}, effective rank " \
             f"{s['effective_rank']:.2f}, norms {min(s['norms']):.2f} to {max(s['norms']):.2f}\n"
     return text
 
@@ -307,7 +312,7 @@ def comparison(results: dict[str, dict]) -> str:
     for name, title in (("mean_sharpness", "mean sharpness"), ("mean_relative_entropy", "mean H / log n")):
         rows.append([title, *(f"{r[name]:.3f}" if name in r else "" for r in results.values())])
     for name in ("adjacent_cosine", "effective_rank"):
-        rows.append([name.replace("_", " "), *(f"{np.mean(r['sources'][name]):.3f}" for r in results.values())])
+        rows.append([name.replace("_", " "), *(f"{np.mean(r['sources'][name]):.3f}" if r["sources"][name] else "-" for r in results.values())])
     return table(["depth", *results], rows)
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -420,12 +425,12 @@ def comparison_picture(plt, results: dict[str, dict]):
 def load(path: str, s: RoutingConfig, device: str):
     """A run's model, reading plainly, its validation windows in batches of (b, T + 1) int64, and its checkpoint."""
     checkpoint = load_checkpoint(path)
-    if not issubclass(ROUTERS.get(checkpoint["model_config"].get("router"), DepthRouter), DepthRouter):
-        reading = [name for name, router in ROUTERS.items() if issubclass(router, DepthRouter)]
-        raise UserError(f"the router of {path}, {checkpoint['model_config']['router']}, has no depth read: it chooses "
-                        f"nothing along depth. These do: {' '.join(reading)}.")
-    plain = checkpoint["model_config"] | {"plain_read": True}
-    model = load_model({**checkpoint, "model_config": plain}, GPT, GPTConfig).to(device).eval()
+    router = router_of(checkpoint, s.router if ".py:" in checkpoint["model_config"]["router"] else None, ROUTERS)
+    if not issubclass(ROUTERS.get(router, DepthRouter), DepthRouter):
+        reading = [name for name, cls in ROUTERS.items() if issubclass(cls, DepthRouter)]
+        raise UserError(f"the router of {path}, {router}, has no depth read: it chooses nothing along "
+                        f"depth. These do: {' '.join(reading)}.")
+    model = load_model(checkpoint, GPT, GPTConfig, router=router, plain_read=True).to(device).eval()
     data = open_data(s.dataset or checkpoint["settings"]["dataset"])
     described = data.tokenizer.describe() if data.tokenizer else None
     if described != checkpoint["tokenizer"]:
@@ -452,6 +457,7 @@ def main(argv) -> None:
         raise UserError("--compare takes its runs after it, and goes without --ablate: python -m lab.routing --compare RUN RUN.")
     plt = pyplot() if s.png else None                                           # before the work, not after
     device = pick_device(s.device)
+    settle_kernels()
     runs = several or [one or str(newest_run())]
     short = [Path(run).resolve().name for run in runs]
     names = short if len(set(short)) == len(runs) else runs

@@ -5,8 +5,8 @@
     python -m lab.sweep --report out/sweep                      # tables and pictures again, from what is there
 
 A cell is a router, or a router with settings of its own after colons: `rd:rd_control=tied`, `wav:details=split`,
-`delta:null_source=true:router_lr=0.1`. Each cell, depth and seed is one run of train.py in OUT_DIR/CELL-LxD-sSEED (a
-colon is a + there). A finished run is skipped and an interrupted one goes on, so the same command can be given again at
+`delta:null_source=true:router_lr=0.1`. A router from a file, `mine.py:Mine`, is called by its class. Each cell, depth and
+seed is one run of train.py in OUT_DIR/CELL-LxD-sSEED (a colon is a + there). A finished run is skipped and an interrupted one goes on, so the same command can be given again at
 any time; one more seed or depth only adds to what is there. Seeds are the outer loop: after one the table is whole.
 
 Each run is a process of its own: its peak memory is its own, a run that the system kills takes no other with it, and it
@@ -31,7 +31,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 import train
-from nanodepth.files import UserError, atomic_write, run
+from nanodepth.files import UserError, atomic_write, check_named, router_name, run
 from nanodepth.runs import iter_of
 from nanodepth.settings import Parser
 from model import ROUTERS, GPTConfig
@@ -94,6 +94,16 @@ def milestones(text: str | None) -> list[float] | str:
     except (TypeError, ValueError):
         raise UserError(f"--at_tokens is {text!r}; it must be numbers of tokens, as in 0.5M,2M, or all.") from None
 
+def parts_of(cell: str) -> tuple[str, list[str]]:
+    """'rd:rd_control=tied' -> ('rd', ['rd_control=tied']); the router may be FILE.py:Class."""
+    router, own = re.fullmatch(r"(.+?\.py:\w+|[^:]*)(.*)", cell).groups()
+    return router, [x for x in own.split(":") if x]
+
+def label_of(cell: str) -> str:
+    """A cell's name in tables and folders."""
+    router, own = parts_of(cell)
+    return ":".join([router_name(router), *own])
+
 def flag(name: str, value) -> str:
     return f"--{name}={str(value).lower() if value is None or isinstance(value, bool) else value}"
 
@@ -102,11 +112,13 @@ def plan(sweep: SweepConfig, given: dict) -> list[Cell]:
     labels = list(dict.fromkeys(x.strip() for x in sweep.routers.split(",") if x.strip()))
     if not labels:
         raise UserError(f"--routers is {sweep.routers!r}; choose of {' '.join(ROUTERS)}.")
-    cells = []
+    cells, routers = [], {}
     for seed in integers(sweep.seeds, "seeds"):
         for depth in integers(sweep.depths, "depths"):
-            for label in labels:
-                router, *own = label.split(":")
+            for cell in labels:
+                (router, own), label = parts_of(cell), label_of(cell)
+                if routers.setdefault(router_name(router), router) != router:
+                    raise UserError(f"{routers[router_name(router)]} and {router} have one name in the tables; rename a class.")
                 if bare := [x for x in own if "=" not in x]:
                     raise UserError(f"{label}: {bare[0]} is no setting; one looks like rd:rd_control=tied.")
                 own = dict(x.split("=", 1) for x in own)
@@ -411,7 +423,7 @@ def milestone_table(runs: list[Run], points: list[float], baseline: str) -> str:
 def unequal(runs: list[Run]) -> list[str]:
     """A line for each setting in which runs differ that should be alike; a cell's own settings are in its label."""
     notes = []
-    for name in sorted({k for r in runs for k in r.config["settings"]} - set(MAY_DIFFER)):
+    for name in sorted({k for r in runs for k in r.config["settings"]} - {*MAY_DIFFER, "router_sha256"}):
         values = {}
         for r in runs:
             if not any(x.startswith(name + "=") for x in r.label.split(":")[1:]):
@@ -568,6 +580,8 @@ def read_settings(argv) -> tuple[SweepConfig, dict]:
     config = flags.pop("config")
     given = (parser.read_toml(config) if config else {}) | flags
     sweep = SweepConfig(**{name: given.pop(name) for name in own if name in given})
+    check_named(sweep.routers, flags.get("routers"), config, "routers")
+    sweep.baseline = label_of(sweep.baseline)
     if sweep.report is not None:                                        # the sweep that made them said what to compare
         sweep.out_dir, kept = sweep.report, Path(sweep.report) / "sweep.json"
         if kept.exists():

@@ -1,9 +1,12 @@
 """Errors that are sentences, files that are whole or absent, and checkpoints."""
 import contextlib
 import errno
+import hashlib
+import importlib.util
 import os
 import pickle
 import sys
+import traceback
 import zipfile
 from pathlib import Path
 
@@ -74,6 +77,44 @@ def atomic_write(path, mode: str = "w"):
         raise
 
 # ---------------------------------------------------------------------------------------------------------------------
+# a router of one's own
+
+def own_router(name: str, routers: dict) -> str | None:
+    """For FILE.py:Class run the file, put its class into `routers` under that name, and return the file's sha256. Other
+    names are left alone: None. A file runs only where a user has named it in a command, never for a config or a checkpoint.
+    """
+    path, _, cls = name.rpartition(":")
+    if not path.endswith(".py"):
+        return None
+    try:
+        code = Path(path).read_bytes()
+        spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except FileNotFoundError:
+        raise UserError(f"--router {name}: there is no file {path}.") from None
+    except Exception as e:                      # of the user's code: the line in it says more than our stack
+        lines = [frame.lineno for frame in traceback.extract_tb(e.__traceback__) if frame.filename == spec.origin]
+        line = e.lineno if isinstance(e, SyntaxError) else lines[-1] if lines else "?"
+        raise UserError(f"{path}, line {line}: {type(e).__name__}: {e}") from None
+    there = [k for k, v in vars(module).items() if isinstance(v, type) and v.__module__ == module.__name__]
+    if not callable(getattr(getattr(module, cls, None), "forward", None)):
+        raise UserError(f"--router {name}: {path} has no router {cls}, a class with forward(e, sublayers). Its classes: "
+                        + (" ".join(there) or "none") + ".")
+    routers[name] = getattr(module, cls)
+    return hashlib.sha256(code).hexdigest()
+
+def router_name(router: str) -> str:
+    """What a router is called in names of runs and in tables: the class alone of FILE.py:Class."""
+    return router.rpartition(":")[2]
+
+def check_named(router: str, named: str | None, where: str, flag: str = "router") -> None:
+    """UserError where a config or a checkpoint would run a file that the command does not name."""
+    if ".py:" in router and named is None:
+        raise UserError(f"{where} has the router {router}, a file of code. It runs only where the command names it: "
+                        f"add --{flag} {router}.")
+
+# ---------------------------------------------------------------------------------------------------------------------
 # checkpoints
 
 def save_checkpoint(checkpoint: dict, path) -> None:
@@ -109,10 +150,23 @@ def newest_run() -> Path:
         raise UserError("there is no run under out/ yet; train one with train.py, or name a folder with --out_dir.")
     return max(runs, key=lambda path: path.stat().st_mtime).parent
 
-def load_model(checkpoint: dict, GPT, GPTConfig):
-    """The GPT of a checkpoint, with its weights, on the CPU; the two classes are model.py's."""
+def router_of(checkpoint: dict, named: str | None, routers: dict) -> str:
+    """The router of a checkpoint, by its name in `routers`. named: FILE.py:Class, if the command has --router."""
+    router = checkpoint["model_config"].get("router")
+    check_named(str(router), named, "this checkpoint")
+    if named is None:
+        return router
+    digest = own_router(named, routers)
+    if digest is None or router_name(named) != router_name(router):
+        raise UserError(f"--router {named}: the router of this checkpoint is {router}.")
+    if digest != checkpoint["settings"].get("router_sha256"):
+        print(f"note: {named} has changed since this run was trained", file=sys.stderr)
+    return named
+
+def load_model(checkpoint: dict, GPT, GPTConfig, **changes):
+    """The GPT of a checkpoint, with its weights, on the CPU; the classes are model.py's. changes: other settings."""
     try:
-        model = GPT(GPTConfig(**checkpoint["model_config"]))
+        model = GPT(GPTConfig(**checkpoint["model_config"] | changes))
         model.load_state_dict(checkpoint["model"])
     except (TypeError, ValueError, RuntimeError) as e:
         raise UserError(f"this checkpoint is of another version of model.py: {str(e).splitlines()[0]}") from None

@@ -70,6 +70,13 @@ def keep_freed_memory() -> None:
         mallopt(-3, 2**25)                                              # M_MMAP_THRESHOLD, from malloc.h
         mallopt(-1, -1)                                                 # M_TRIM_THRESHOLD: never
 
+def settle_kernels() -> None:
+    """Before threads share it: MKL settles on a kernel in the first call of each function, and where several threads make
+    that call together one may get a coarse kernel, right to 1e-4 (pytorch issue 188792), so that one seed would not be one
+    result. One number has one thread."""
+    for one in (torch.ones(1), torch.ones(1, dtype=torch.float64)):
+        one.exp(), one.log(), one.sqrt(), one.cos(), one.sin()
+
 def peak_mem_mb(device: str) -> float | None:
     """The most memory so far, in MiB: what torch's allocator held on a card, elsewhere the resident set of the process;
     None on Windows, which does not tell it."""

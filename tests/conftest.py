@@ -7,6 +7,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from nanodepth.machine import settle_kernels
+
+settle_kernels()                        # some tests compare bits
+
 
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run the slow tests too")

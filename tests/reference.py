@@ -31,20 +31,21 @@ def weights(w, sources, c, bias=None):
     exps = [(x - largest).exp() for x in logits]
     return [x / total(exps) for x in exps]
 
-def mix(w, sources, c, bias=None):
+def mix(w, sources, c, bias=None, scale=None):
+    """scale: a factor (B, T, 1) for each source, in the sum alone."""
     alpha = weights(w, sources, c, bias)
-    return total([alpha[i] * s for i, s in enumerate(sources)])
+    return total([alpha[i] * (scale[i] if scale else 1.0) * s for i, s in enumerate(sources)])
 
-def mixes(p, c, l, sources, bias=None):
+def mixes(p, c, l, sources, bias=None, scale=None):
     """What sublayer l is fed with: [mix], or [mix, mix_v] if it is an attention that reads its values apart."""
-    h = mix(p["query"][l], sources, c, bias)
+    h = mix(p["query"][l], sources, c, bias, scale)
     decoupled = c.decouple_v or c.router == "rd"
     if not decoupled or l % 2 == 1 or c.rd_control == "tied":
         return [h]
     if c.rd_control == "frozen_v":
-        h_v = mix(torch.zeros_like(p["query"][l]), sources, c, bias)
+        h_v = mix(torch.zeros_like(p["query"][l]), sources, c, bias, scale)
     else:
-        h_v = mix(p["query_v"][l // 2], sources, c, bias)
+        h_v = mix(p["query_v"][l // 2], sources, c, bias, scale)
     if c.rd_control == "average":
         return [(h + h_v) / 2]
     return [h, h_v]
@@ -120,12 +121,12 @@ def sign(kind, i, m):
 def wav(p, c, e, f):
 
     def summary(us, m):
-        """[C, its details] of a block of m sublayers, of which these have run."""
+        """C and its details, each with its factor, of a block of m sublayers, of which these have run."""
         C = total(us)
-        tensors = [C]
+        tensors = [(C, 1.0)]
         for kind in kinds(c):
             D = total([sign(kind, i, m) * u for i, u in enumerate(us)])
-            tensors.append(D * (rms(C) / rms(D)).clamp(max=c.rho).detach())
+            tensors.append((D, (rms(C) / rms(D)).clamp(max=c.rho).detach()))
         return tensors
 
     def row(l, summaries):
@@ -135,18 +136,24 @@ def wav(p, c, e, f):
             b = b + [0.0] + [p["detail_bias"][l, k] for k in range(len(tensors) - 1)]
         return b
 
+    def flat(summaries):
+        """The sources and their factors."""
+        pairs = [(e, 1.0)] + [pair for tensors in summaries for pair in tensors]
+        return [s for s, _ in pairs], [r for _, r in pairs]
+
     done, l = [], 0
     for layers in block_lengths(c):
         us, m = [], 2 * layers
         for i in range(m):
             summaries = done + [summary(us, m)] if us else done
-            sources = [e] + [s for tensors in summaries for s in tensors]
-            us = us + [f[l](*mixes(p, c, l, sources, row(l, summaries)))]
+            sources, scale = flat(summaries)
+            us = us + [f[l](*mixes(p, c, l, sources, row(l, summaries), scale))]
             l += 1
         done = done + [summary(us, m)]
     if not c.head_details:
         done = [[tensors[0]] for tensors in done]
-    return mix(p["query"][l], [e] + [s for tensors in done for s in tensors], c, row(l, done))
+    sources, scale = flat(done)
+    return mix(p["query"][l], sources, c, row(l, done), scale)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # the mix is added to the stream

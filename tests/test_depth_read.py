@@ -2,13 +2,16 @@
 Identity 10: the fast depth read equals the plain one (stack, softmax, sum), which is its definition.
 Both are reached through the routers: `plain_read` chooses.
 """
+import doctest
 import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-import model as model_module
+import model
 import reference
+from nanodepth import fast
 import toys
 from toys import (ADDITIVE, D, MIXING, TOLERANCE, Recorder, agree, build, by_model, by_reference, error, label, problem,
                   settings, toy_sublayers)
@@ -126,6 +129,46 @@ def test_autocast(router, plain):
     for gradient, want in zip(got[2], update_gradients, strict=True):
         assert gradient.dtype is torch.bfloat16 and error(gradient.double(), want) <= 1e-2
 
+class Products(TorchDispatchMode):
+    """Notes how precise each matrix product was to be."""
+    def __init__(self):
+        super().__init__()
+        self.seen = {}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        if any(x in name for x in ("mm", "mv", "dot")):
+            precision = torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision
+            self.seen.setdefault(name, set()).add(precision)
+        return function(*args, **(kwargs or {}))
+
+@pytest.mark.parametrize("router", MIXING)
+def test_no_product_of_a_read_is_in_tf32(router):
+    """Emulates a card under set_float32_matmul_precision: what the flags are at each product, forward and backward. The
+    definition has no products, so that the two agree there too."""
+    c = settings(router, 8, 3, decouple_v=True)
+    e, _, p, out = problem(c, dtype=torch.float32)
+    bend = lambda h, h_v=None: torch.tanh(h) if h_v is None else torch.tanh(h) * h_v       # no products of its own
+    torch.set_float32_matmul_precision("medium")
+    try:
+        for plain in (False, True):
+            with Products() as products:
+                (build(c, p, torch.float32, plain_read=plain)(e.requires_grad_(), [bend] * 16) * out).sum().backward()
+            if plain:
+                assert not products.seen
+            else:
+                assert {"bmm", "mm"} <= products.seen.keys()
+                assert all(precisions == {("ieee", "ieee")} for precisions in products.seen.values()), products.seen
+        assert torch.get_float32_matmul_precision() == "medium"                     # left as it was
+        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+def test_the_worked_example():
+    results = doctest.DocTestRunner().run(doctest.DocTestFinder(recurse=False).find(
+        model.depth_read, "depth_read", globs={"torch": torch, "depth_read": model.depth_read})[0])
+    assert results.attempted == 3 and results.failed == 0
+
 @pytest.mark.parametrize("router", MIXING)
 def test_strided_sources(router):
     """e as a transposed view, and updates that are one number expanded."""
@@ -145,25 +188,17 @@ def test_sublayers_that_do_not_look_at_their_input(router, monkeypatch):
     case = problem(c)
     agree(by_model(c, *case), by_reference(c, *case))
 
-@pytest.mark.parametrize("tokens", [3, 20], ids="{} tokens".format)
+@pytest.mark.parametrize("decoding", [False, True], ids=["no_grad", "inference_mode"])
 @pytest.mark.parametrize("router", MIXING)
-def test_passes_in_parts(router, tokens, monkeypatch):
-    """On a CPU a pass over large sources goes through their tokens in parts, and makes its mixes a few at a time."""
-    monkeypatch.setattr(model_module, "PASS_NUMBERS", tokens * D)
-    c = settings(router, 5, 3, decouple_v=True)
-    case = problem(c)
-    agree(by_model(c, *case), by_reference(c, *case))
-
-@pytest.mark.parametrize("few", [0, 2**13], ids=["fast", "few"])
-@pytest.mark.parametrize("router", MIXING)
-def test_without_gradients(router, few, monkeypatch):
-    """Where no gradient is wanted the functions run without a ctx, and a source of few numbers is read by the definition."""
-    monkeypatch.setattr(model_module, "FEW", few)
+def test_without_gradients(router, decoding):
+    """Evaluation goes by the fast read, decoding by the definition."""
     c = settings(router, 5, 3, decouple_v=True, null_source=True)
     e, w, p, _ = problem(c)
     want = reference.ROUTERS[router](p, c, e, toy_sublayers(w))
-    with torch.no_grad():
-        assert error(build(c, p)(e, toy_sublayers(w)), want) <= TOLERANCE
+    model = build(c, p)
+    with torch.inference_mode() if decoding else torch.no_grad():
+        assert isinstance(model.reader(), fast.Reader) == (not decoding)
+        assert error(model(e, toy_sublayers(w)).clone(), want) <= TOLERANCE
 
 @pytest.mark.parametrize("B, T", [(1, 1), (3, 1), (1, 5)])
 def test_shapes(B, T):

@@ -1,12 +1,17 @@
 """The whole model: the backbone, causality, cached decoding, first values, parameter counts, refused settings."""
 import math
+import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 import reference
+from nanodepth import fast
 from toys import ADDITIVE, MIXING, TOLERANCE, error
+import model as model_py
 from model import GPT, GPTConfig, ROUTERS, RMSNorm
 
 ALL = ("residual", "rezero", "layerscale") + MIXING
@@ -83,7 +88,7 @@ def test_derivatives_of_the_norm():
     """The first by a backward pass of its own, the second by autograd's, against differences of values, in float64."""
     generator = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in ((3, 4), (4,)))
-    norm = RMSNorm(4).double()
+    norm = RMSNorm(4, GPTConfig()).double()
     f = lambda x, weight: torch.func.functional_call(norm, {"weight": weight}, x)
     assert torch.autograd.gradcheck(f, (x, weight), eps=1e-6, atol=1e-7)        # differences of step eps are right to eps^2
     assert torch.autograd.gradgradcheck(f, (x, weight), eps=1e-6, atol=1e-7)
@@ -186,6 +191,87 @@ def test_generate_leaves_no_trace():
     assert torch.equal(model.generate(idx, max_new_tokens=0), idx)
     assert model.generate(idx, max_new_tokens=5, top_k=50).shape == (2, 10)      # more than the vocabulary has: all
     assert not first.requires_grad
+    torch.manual_seed(0)
+    every = model.generate(idx, max_new_tokens=5)
+    torch.manual_seed(0)
+    assert torch.equal(model.generate(idx, max_new_tokens=5, top_k=0), every)
+    with pytest.raises(ValueError, match="idx has no token"):
+        model.generate(idx[:, :0], max_new_tokens=5)
+
+# ---------------------------------------------------------------------------------------------------------------------
+# identities 11 and 12, and the choice of numbers
+
+ALONE = """
+import sys, torch
+sys.path.insert(0, sys.argv[1])
+import model
+assert model.fast is None and "nanodepth" not in sys.modules, model.fast
+results = {}
+for key, config, state, idx in torch.load(sys.argv[2], weights_only=True):
+    net = model.GPT(model.GPTConfig(**config)).double()
+    net.load_state_dict(state)
+    logits, loss = net(idx, idx)
+    loss.backward()
+    results[key] = logits.detach(), {k: p.grad for k, p in net.named_parameters()}, net.eval().generate(idx[:, :4], 4, top_k=1)
+torch.save(results, sys.argv[3])
+"""
+
+def test_11_alone_in_a_folder_it_gives_the_same_numbers(tmp_path):
+    """model.py by itself: every router and flag, logits, gradients, and greedy tokens, as beside fast.py."""
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    shutil.copy(model_py.__file__, alone / "model.py")
+    (alone / "try.py").write_text(ALONE)
+    idx, cases, want = tokens(), [], {}
+    for i, (router, flags) in enumerate(VARIANTS):
+        net = build(router, flags)
+        assert net.sublayers[1].swiglu is fast.swiglu
+        logits, loss = net(idx, idx)
+        loss.backward()
+        want[i] = logits.detach(), {k: p.grad for k, p in net.named_parameters()}, net.generate(idx[:, :4], 4, top_k=1)
+        cases.append((i, vars(config(router, flags)), net.state_dict(), idx))
+    torch.save(cases, tmp_path / "cases.pt")
+    subprocess.run([sys.executable, "-I", alone / "try.py", alone, tmp_path / "cases.pt", tmp_path / "got.pt"], check=True,
+                   cwd=alone)
+    got = torch.load(tmp_path / "got.pt", weights_only=True)
+    for i, (router, flags) in enumerate(VARIANTS):
+        assert error(got[i][0], want[i][0]) <= TOLERANCE and torch.equal(got[i][2], want[i][2]), (router, flags)
+        for name, gradient in want[i][1].items():
+            zeros = torch.zeros_like(net.get_parameter(name)) if gradient is None or got[i][1][name] is None else None
+            a, b = (zeros if x is None else x for x in (got[i][1][name], gradient))
+            assert error(a, b) <= TOLERANCE, (router, flags, name)
+
+def test_an_error_inside_fast_py_surfaces(tmp_path):
+    """Only an absent folder is a reason to go without it."""
+    shutil.copy(model_py.__file__, tmp_path / "model.py")
+    (tmp_path / "nanodepth").mkdir()
+    (tmp_path / "nanodepth" / "__init__.py").touch()
+    for text, words in (("import nothing_of_that_name", "nothing_of_that_name"), ("1 / 0", "ZeroDivisionError"), (None, "fast")):
+        (tmp_path / "nanodepth" / "fast.py").unlink(missing_ok=True)
+        if text:
+            (tmp_path / "nanodepth" / "fast.py").write_text(text)
+        done = subprocess.run([sys.executable, "-c", "import model"], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 1 and words in done.stderr.splitlines()[-1]
+
+def test_plain_read_takes_nothing_of_fast_py(monkeypatch):
+    for name in ("Reader", "rms_norm", "rotate", "swiglu"):
+        monkeypatch.setattr(fast, name, None)                       # whoever calls it fails
+    for router in ALL:
+        model = build(router, plain_read=True)
+        model(tokens(), tokens())[1].backward()
+
+@pytest.mark.parametrize("flags", [{}, dict(null_source=True)], ids=str)
+def test_12_at_zero_queries_a_mix_is_the_residual_stream(flags):
+    """A plain mean of all updates is the stream over n, and norms take a scale away: exactly, as norm_eps goes to 0."""
+    for router in ("block", "rd", "attnres", "delta"):
+        model, plain = build(router, flags, norm_eps=1e-30), build("residual", norm_eps=1e-30)
+        model.load_state_dict(plain.state_dict(), strict=False)
+        with torch.no_grad():
+            for p in model.router.parameters():
+                p.zero_()
+        assert error(model(tokens(), tokens())[0].detach(), plain(tokens(), tokens())[0].detach()) <= TOLERANCE, router
+    other = build("residual", norm_eps=0.1)(tokens(), tokens())[0]
+    assert (other - plain(tokens(), tokens())[0]).abs().max() > 1e-3        # and it is in the norms
 
 # ---------------------------------------------------------------------------------------------------------------------
 # forward
@@ -332,12 +418,15 @@ def test_defaults_that_follow_from_others():
     (dict(router="residual", decouple_v=True), "decouple_v", ["residual"]),
     (dict(router="rezero", decouple_v=True), "decouple_v", ["rezero"]),
     (dict(router="layerscale", null_source=True), "null_source", ["layerscale"]),
-    (dict(router="block", route_gate=1.0), "route_gate", ["1.0", "delta"]),
+    (dict(router="block", route_gate=1.0), "route_gate", ["1.0", "delta", "a gate on it does nothing"]),
     (dict(router="wav", route_gate=0.0), "route_gate", ["0.0", "delta"]),
     (dict(router="rezero", route_gate=0.0), "route_gate", ["0.0", "delta"]),
     (dict(router="wav", details="phase,splt"), "details", ["splt", "split"]),
     (dict(router="wav", details="phase,phase"), "details", ["phase,phase"]),
     (dict(dropout=1.5), "dropout", ["1.5"]),
+    (dict(norm_eps=0.0), "norm_eps", ["0.0"]),
+    (dict(norm_eps=float("nan")), "norm_eps", ["nan"]),
+    (dict(rope_theta=0.0), "rope_theta", ["0.0"]),
 ], ids=lambda x: label(x) if isinstance(x, dict) else "")
 def test_refused(settings, field, words):
     with pytest.raises(ValueError) as caught:

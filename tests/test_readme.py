@@ -3,10 +3,9 @@ import re
 from pathlib import Path
 
 import torch
-import torch.nn as nn
 
-import model as model_module
-from model import GPT, GPTConfig, plain_read
+from model import GPT, GPTConfig, ROUTERS
+from nanodepth.files import own_router
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -19,22 +18,25 @@ def test_ci_runs_the_second_command():
     assert commands[1] in (ROOT / ".ci" / "run").read_text().splitlines()
 
 
-def test_a_router_of_your_own(monkeypatch):
-    code = next(b for b in BLOCKS if "class LastFour" in b)
-    monkeypatch.setattr(model_module, "ROUTERS", dict(model_module.ROUTERS))
-    exec(code, {"nn": nn, "torch": torch, "plain_read": plain_read, "ROUTERS": model_module.ROUTERS})
-    torch.manual_seed(0)
-    net = GPT(GPTConfig(vocab_size=11, seq_len=8, n_layer=3, n_head=2, n_embd=8, router="last_four")).double()
-    logits, loss = net(torch.randint(11, (2, 8)), torch.randint(11, (2, 8)))
-    loss.backward()
-    assert net.router.query.grad.abs().sum() > 0
-    # its queries are 0, so the mix is the mean of the last four: check it against plain numbers, on toy sublayers
+def test_a_router_of_your_own(monkeypatch, tmp_path):
+    """As a file that --router names, with every flag; its values against plain numbers."""
+    path = tmp_path / "mine.py"
+    path.write_text(next(b for b in BLOCKS if "class LastFour" in b), encoding="utf-8")
+    name = f"{path}:LastFour"
+    monkeypatch.setitem(ROUTERS, name, None)                    # taken out again at the end
+    assert own_router(name, ROUTERS)
+    make = lambda **flags: GPT(GPTConfig(vocab_size=11, seq_len=8, n_layer=3, n_head=2, n_embd=8, router=name, **flags)).double()
+    for flags in ({}, {"decouple_v": True}, {"null_source": True}, {"plain_read": True}):
+        net = make(**flags)
+        net(torch.randint(11, (2, 8)), torch.randint(11, (2, 8)))[1].backward()
+        assert all(p.grad.abs().sum() > 0 for p in net.router.parameters())
+    # queries are 0, so the mix is the mean of the last four
     e, halve = torch.tensor([[[1.0, 2.0] * 4]], dtype=torch.float64), lambda h: h / 2
     updates, stream = [e], e
     for _ in range(6):
         updates.append((stream + sum(updates[-4:]) / len(updates[-4:])) / 2)
         stream = stream + updates[-1]
-    torch.testing.assert_close(net.router(e, [halve] * 6), stream, rtol=0, atol=1e-12)       # float64
+    torch.testing.assert_close(make().router(e, [halve] * 6), stream, rtol=0, atol=1e-12)       # float64
 
 
 def test_the_api_block():
@@ -52,4 +54,4 @@ def test_the_api_block():
 
 def test_every_file_that_is_named_is_there():
     for name in re.findall(r"`((?:configs/|docs/|lab/|nanodepth/)?[a-z_]+\.(?:py|toml|png|csv))`", README):
-        assert any((ROOT / folder / name).exists() for folder in ("", "configs", "lab", "nanodepth")), name
+        assert any((ROOT / folder / name).exists() for folder in ("", "configs", "lab", "nanodepth", "tests")), name

@@ -54,7 +54,7 @@ def test_every_setting_is_recorded(data, tmp_path):
              "router": "wav", "rho": 0.5, "seed": 4, "dtype": "bfloat16", "recompute": True}
     go("--dataset", data, "--out_dir", tmp_path, *(f"--{k}={v}" for k, v in given.items()))
     for record in (config(tmp_path), checkpoint(tmp_path)):
-        assert set(record["settings"]) == SETTINGS | {f.name for f in fields(GPTConfig)}
+        assert set(record["settings"]) == SETTINGS | {f.name for f in fields(GPTConfig)} | {"router_sha256"}
         assert {k: record["settings"][k] for k in given} == given
 
 def test_the_machine_and_the_code_are_recorded(data, tmp_path):

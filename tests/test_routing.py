@@ -10,7 +10,7 @@ import torch
 import reference
 from lab import routing
 from nanodepth.files import UserError
-from model import GPT, GPTConfig, plain_read
+from model import GPT, GPTConfig, depth_read
 from lab.routing import Watch, effective_rank, entropy, js_divergence, measure
 from tiny import data_folder, go
 from toys import Recorder, build, label, problem, settings, toy_sublayers
@@ -56,12 +56,13 @@ def test_every_source_has_its_name(c):
     want = router(e, toy_sublayers(w))
     with torch.no_grad(), Watch(router, lambda *read: seen.append((*read, len(recorder.updates)))):
         got = router(e, recorder.sublayers)
-    assert torch.equal(got, want) and "read" not in vars(router)        # watching changes nothing, and leaves nothing
+    assert torch.equal(got, want) and not {"read", "reader"} & vars(router).keys()        # watching changes nothing, and leaves nothing
     assert [l for l, *_ in seen] == list(range(2 * c.n_layer + (c.router not in reference.ADDITIVE)))
-    for l, sources, alphas, done in seen:
+    for l, sources, scale, alphas, done in seen:
         names = routing.source_names(router, l, len(sources))
         assert len(set(names)) == len(names) == len(sources) and done == l
-        for name, source in zip(names, sources):
+        for name, source, factor in zip(names, sources, scale, strict=True):
+            source = source if factor is None else source * factor.unsqueeze(-1)
             assert torch.allclose(source, by_name(name, c, l, e, recorder.updates), rtol=1e-12, atol=1e-12), (l, name)
         two = l % 2 == 0 and l < router.head and (c.router == "rd" or c.decouple_v) and c.rd_control != "tied"
         assert len(alphas) == 1 + two
@@ -126,14 +127,14 @@ def test_divergence_of_decoupled_reads(flags):
     model, batch = model_of("rd", scale=2.0, **flags), tokens()
     result = measure(model, [batch])
     seen = {}
-    with torch.no_grad(), Watch(model.router, lambda l, sources, alphas: seen.update({l: (sources, alphas)})):
+    with torch.no_grad(), Watch(model.router, lambda l, sources, scale, alphas: seen.update({l: (sources, alphas)})):
         loss = model(batch[:, :-1], batch[:, 1:])[1].item()
     assert result["loss"] == pytest.approx(loss)
     divergences = []
     for l in range(2, 6, 2):
         sources = torch.stack(seen[l][0]).double()                      # (n, B, T, D)
         routes = []
-        for query in model.router.queries(range(l, l + 1))[0]:
+        for query in model.router.queries(l):
             logit = (sources * query.double()).sum(-1) / (sources.square().mean(-1) + 1e-6).sqrt()
             routes.append(logit.softmax(0))
         p, q = routes[0], routes[-1]
@@ -161,9 +162,10 @@ def test_means_are_over_tokens_however_they_are_batched():
         for name in ("weights", "sharpness", "entropy", "norms", "adjacent_cosine", "effective_rank"):
             assert a.get(name) == pytest.approx(b.get(name), abs=1e-5)
 
-def test_sources_by_hand():
-    model, batch, most = model_of("block", scale=1.0, null_source=True), tokens(), []
-    with torch.no_grad(), Watch(model.router, lambda l, sources, alphas: most.append(torch.stack(sources[1:]))):
+@pytest.mark.parametrize("null", [False, True], ids=["", "null_source"])
+def test_sources_by_hand(null):
+    model, batch, most = model_of("block", scale=1.0, null_source=null), tokens(), []
+    with torch.no_grad(), Watch(model.router, lambda l, sources, scale, alphas: most.append(torch.stack(sources[null:]))):
         model(batch[:, :-1])
     s = most[-1].double()                                               # the head's, without the null source
     got = measure(model, [batch])["sources"]
@@ -183,11 +185,11 @@ def test_a_masked_source_has_weight_0_and_the_others_are_renormalised():
     c = settings("wav", 4, 2)
     e, w, p, _ = problem(c)
     router, seen = build(c, p, plain_read=True), []
-    with Watch(router, lambda l, sources, alphas: seen.append((sources, alphas[0])), hidden={5: [1, 3]}):
+    with Watch(router, lambda l, sources, scale, alphas: seen.append((sources, alphas[0])), hidden={5: [1, 3]}):
         router(e, toy_sublayers(w))
     sources, alpha = seen[5]
     bias = [0, *[0, *router.detail_bias[5].tolist()] * 2]               # e; C0 and its details; PC and its details
-    free = plain_read(router.query[5], sources, torch.tensor(bias, dtype=torch.float64))[1]
+    free = depth_read(router.query[5], sources, torch.tensor(bias, dtype=torch.float64))[1]
     keep = [i for i in range(len(sources)) if i not in (1, 3)]
     assert (alpha[[1, 3]] == 0).all() and torch.allclose(alpha[keep], free[keep] / free[keep].sum(0), rtol=1e-12)
     assert (seen[4][1] > 0).all() and (seen[6][1] > 0).all()
@@ -203,11 +205,10 @@ def test_ablations_put_weight_and_effect_side_by_side():
     e = next(r for r in every if r["source"] == "e")
     assert e["weight"] == pytest.approx(sum(read["weights"][0] for read in reads[1:]) / 6)
     # without e everywhere: read 1 sees u0 alone, and so on; the same by a router that is told so
-    biased, original = model_of("attnres", scale=1.0), plain_read
+    biased = model_of("attnres", scale=1.0)
     router = biased.router
-    router.read = lambda l, past, recent=(), bias=None: ([original(
-        past.args[0][0], s := [*past.args[1], *recent], torch.tensor([-1e9 if len(s) > 1 else 0.0] + [0.0] * (len(s) - 1)))[0]],
-        recent)
+    router.reader = lambda: lambda l, s: [depth_read(
+        router.query[l], s, torch.tensor([-1e9 if len(s) > 1 else 0.0] + [0.0] * (len(s) - 1)))[0]]
     base = model(batch[:, :-1], batch[:, 1:])[1].item()
     assert e["loss"] == pytest.approx(biased(batch[:, :-1], batch[:, 1:])[1].item(), abs=1e-6)
     assert e["effect"] == pytest.approx(e["loss"] - base, abs=1e-6)
