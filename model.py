@@ -11,8 +11,7 @@ What is unusual about it:
   for each sublayer.
 - The rest is Qwen3's block, so that its weights load: RMSNorm, rotary positions, RMS norm on each
   head's queries and keys, grouped-query attention, SwiGLU, no biases.
-- This file is complete. Where the folder nanodepth is, nanodepth/fast.py has quicker forms of some
-  definitions under the same names; `quick` chooses.
+- This file is complete; beside the folder nanodepth it takes quicker forms of its definitions.
 
 Sources: Attention Residuals (arXiv 2603.15031), RD-AttnRes (2608.01075), Delta AttnRes
 (2605.18855), WAV v1 (2606.06564).
@@ -88,7 +87,7 @@ class GPTConfig:
 
         near = difflib.get_close_matches(str(self.router), ROUTERS, n=1, cutoff=0.3)
         check(self.router in ROUTERS, "router", (f"did you mean {near[0]}? " if near else "")
-              + "The routers are " + " ".join(ROUTERS))
+              + "The routers are " + " ".join(ROUTERS) + ", or FILE.py:Class")
         router = ROUTERS[self.router]
         for name in ("decouple_v", "null_source"):
             check(not getattr(self, name) or issubclass(router, DepthRouter), name,
@@ -189,7 +188,7 @@ class LayerScale(nn.Module):
         L, first = config.n_layer, config.layerscale_init
         if first is None:
             first = 0.1 if L <= 18 else 1e-5 if L <= 24 else 1e-6       # 2103.17239, section 2
-        self.gain = nn.Parameter(torch.full((2 * L, config.n_embd), first))
+        self.gain = nn.Parameter(torch.full((2 * L, config.n_embd), float(first)))
 
     def forward(self, e, sublayers):
         h = e
@@ -197,18 +196,24 @@ class LayerScale(nn.Module):
             h = h + gain * f(h)
         return h
 
+def reader(router):
+    """The `read` of one forward: here the definition; fast.py's is an object, made anew."""
+    return router.read
+
 class DepthRouter(nn.Module):
     """What the routers below share: their queries, and `reader()`, the one way in which they read.
 
-        read = self.reader()                                # made anew in each forward
+        read = self.reader()                                # once in a forward
         u = sublayers[l](*read(l, sources, bias, scale))
         h = read(self.head, sources)[0]                     # the head's read is number 2L
 
     read returns the inputs of sublayer l, (B, T, D) each: [h], or at a decoupled attention
     [h, h_v], h for queries and keys and h_v for values. sources: a list of n, (B, T, D) each. bias:
-    None, or (reads, n or more), of which row l is this read's. scale: None, or a list of n.
+    None, or (reads, n or more): row l, its first n columns. scale: None, or a list of n, (B, T) or
+    None for 1. null_source's zeros are source 0 and have their place in both. Nothing that was read
+    is changed in place later: write c = c + u.
     """
-    adds = False                # True: mixes are added to a stream that stays and the head sees
+    adds = False                # True: mixes are added to a stream; the head sees it, and reads not
     decouple_v = False          # True: decoupled always, as in rd
 
     def __init__(self, config):
@@ -240,22 +245,18 @@ class DepthRouter(nn.Module):
         return [sum(mixes) / len(mixes)] if self.config.rd_control == "average" else mixes
 
     def reader(self):
-        """The `read` of one forward."""
+        """The call by which a forward reads depth: `reader` above, or fast.py's."""
         return quick(reader, self.config)(self)
 
     def read(self, l, sources, bias=None, scale=None):
-        """The read by its definition."""
+        """The read by its definition. Not to be overridden: fast.py does not call it."""
         bias = None if bias is None else bias[l, :len(sources)]
         return self.inputs([depth_read(q, sources, bias, scale)[0] for q in self.queries(l)])
 
     def runs(self) -> list[range]:
-        """Stretches of sublayers: the sources that are there when one begins are read together for
-        all of it by fast.py. No number depends on them."""
+        """Which reads may share work: fast.py reads the sources that exist at the first of a run
+        once for all of it. No number depends on it. Here: 12 at a time."""
         return [range(l, min(l + 12, self.head)) for l in range(0, self.head, 12)]
-
-def reader(router):
-    """By the definition every forward reads alike."""
-    return router.read
 
 class AttnRes(DepthRouter):
     """Attention Residuals: all updates are sources; the mix replaces the stream (2603.15031).
@@ -270,7 +271,7 @@ class AttnRes(DepthRouter):
         return read(self.head, sources)[0]
 
 class Cumulative(DepthRouter):
-    """The same over states. They are nearly equal, so the weights collapse (2605.18855, section 3).
+    """AttnRes over states, which are nearly equal: the weights collapse (2605.18855, section 3).
 
         h_l = mix over e, e + u_0, .., e + u_0 + .. + u_{l-1}
     """
@@ -295,7 +296,7 @@ class Block(DepthRouter):
         for block in self.blocks:
             pc = []                                         # no source before its first update
             for l in block:
-                u = wide(sublayers[l](*read(l, sources + pc)))
+                u = wide(sublayers[l](*read(l, sources + pc)))      # sums stay float32 in autocast
                 pc = [pc[0] + u if pc else u]
             sources = sources + pc                          # the block is complete: PC is its C
         return read(self.head, sources)[0]
@@ -319,12 +320,12 @@ class Delta(DepthRouter):
         super().__init__(config)
         self.gate = None
         if config.route_gate is not None:
-            self.gate = nn.Parameter(torch.full((2 * config.n_layer,), config.route_gate))
+            self.gate = nn.Parameter(torch.full((2 * config.n_layer,), float(config.route_gate)))
 
     def add(self, l, stream, mixes):
         """The inputs of sublayer l: the stream, with what is routed to it."""
         if l == 0:
-            return [stream]
+            return [stream]                                 # its read is not used
         return [stream + (mix if self.gate is None else self.gate[l] * mix) for mix in mixes]
 
     def forward(self, e, sublayers):
@@ -357,17 +358,17 @@ class WAV(Block):
 
         h_l = mix over e and, of every block begun, C, D_phase and D_split
         D_phase = sum a_i u_i, a = +1 for attention, -1 for an MLP
-        D_split = sum r_i u_i, r = +1 in the first half of the block, -1 in the second
+        D_split = sum c_i u_i, c = +1 in the first half of the block, -1 in the second
         a detail D has bias detail_bias, and scale min(rms(C) / rms(D), rho), which is detached
     """
     def __init__(self, config):
         super().__init__(config)
         self.details, self.rms = config.detail_names, quick(rms, config)
-        reads = 2 * config.n_layer + config.head_details
-        self.detail_bias = nn.Parameter(torch.full((reads, len(self.details)), config.detail_bias))
+        shape = 2 * config.n_layer + config.head_details, len(self.details)     # (reads, details)
+        self.detail_bias = nn.Parameter(torch.full(shape, float(config.detail_bias)))
 
     def signs(self, l, block):
-        """How C and the details count the update of sublayer l: a block's first is + in all."""
+        """The signs with which C and the details add sublayer l's update; a block's first has +."""
         sign = {"phase": 1 if l % 2 == 0 else -1, "split": 1 if l < block[len(block) // 2] else -1}
         return [1, *(sign[name] for name in self.details)]
 
@@ -380,15 +381,18 @@ class WAV(Block):
     def forward(self, e, sublayers):
         read, sources, sums = self.reader(), self.first_sources(e), self.first_sources(e)
         scale = [None] * len(sources)
-        bias = F.pad(self.detail_bias, (1, 0)).repeat(1, len(self.blocks))  # C, its details, C, ..
-        bias = F.pad(bias, (len(sources), 0))                               # (reads, n), with e
+        # a column for each source: 0 for e and zeros, then of each block 0 for C, and its details'
+        bias = F.pad(self.detail_bias, (1, 0)).repeat(1, len(self.blocks))
+        bias = F.pad(bias, (len(sources), 0))                               # (reads, n)
         for block in self.blocks:
             own, own_scale = [], []                     # this block's C, D_phase and D_split
             for l in block:
                 u = wide(sublayers[l](*read(l, sources + own, bias, scale + own_scale)))
                 signs = self.signs(l, block)
-                own = [s + u if sign > 0 else s - u for s, sign in zip(own, signs)]
-                own = own or [u for _ in signs]
+                if own:
+                    own = [s + u if sign > 0 else s - u for s, sign in zip(own, signs)]
+                else:
+                    own = [u] * len(signs)                  # C and its details all begin as u
                 own_scale = self.scales(own)
             sources, scale, sums = sources + own, scale + own_scale, sums + own[:1]
         if self.config.head_details:
@@ -456,7 +460,7 @@ class Attention(nn.Module):
         if cache is not None:
             k, v = cache.append(k, v)                               # (B, n_kv_head, S, head_dim)
             T, S = q.size(2), k.size(2)
-            causal = S == T                                         # it aligns the first positions
+            causal = S == T                     # it lines up the first q and k: wrong with a past
             if 1 < T < S:
                 mask = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
         u = F.scaled_dot_product_attention(q, k, v, mask, self.dropout if self.training else 0.0,
@@ -503,7 +507,7 @@ class GPT(nn.Module):
         self.embed = nn.Embedding(config.vocab_size, config.n_embd)
         self.sublayers = nn.ModuleList(
             f(config) for _ in range(config.n_layer) for f in (Attention, MLP))
-        with torch.random.fork_rng(devices=[]):     # whatever it draws, the rest stays the seed's
+        with torch.random.fork_rng(devices=[]):     # one that draws leaves the other weights alone
             self.router = ROUTERS[config.router](config)
         self.norm = RMSNorm(config.n_embd, config)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from nanodepth.files import UserError, atomic_write, load_checkpoint, load_model, newest_run, router_of, run
+from nanodepth.files import UserError, atomic_write, load_checkpoint, load_model, newest_run, router_name, router_of, run
 from nanodepth.machine import pick_device, settle_kernels
 from nanodepth.settings import Parser
 from model import GPT, GPTConfig, ROUTERS, AttnRes, Block, Cumulative, Delta, DeltaBlock, DepthRouter, WAV, depth_read
@@ -41,7 +41,7 @@ class RoutingConfig:
     json: str | None = None              # write everything that was measured to this file
     png: str | None = None               # draw it in this file (needs matplotlib)
     ablate: str | None = None            # mask a source: all (in every read), each (in one), or a read: 13, head
-    router: str | None = None            # FILE.py:Class, for runs with a router of one's own
+    router: str | None = None            # FILE.py:Class, for a run with a router of one's own; several with commas
 
 BATCH_TOKENS = 2048                      # tokens at a time: a read stacks its sources, (n, tokens, D)
 RANK_TOKENS = 1024                       # tokens of which the effective rank is taken, evenly spaced
@@ -62,8 +62,12 @@ def source_names(router, l: int, n: int) -> list[str]:
     """The names of the n sources of read l, in the router's order: those of its own `source_names(l)`, those of the router
     in model.py whose `forward` it has, or s0, s1, ..."""
     forward = next(cls for cls in type(router).__mro__ if {"forward", "source_names"} & vars(cls).keys())
-    names = router.source_names(l) if "source_names" in vars(forward) else names_of(forward, router, l)
-    return names if len(names) == n else [f"s{i}" for i in range(n)]
+    if "source_names" in vars(forward):
+        names = router.source_names(l)
+        if len(names) != n:
+            raise UserError(f"source_names({l}) of the router gives {len(names)} names; its read {l} has {n} sources.")
+        return names
+    return names_of(forward, router, l) or [f"s{i}" for i in range(n)]
 
 def names_of(forward, router, l: int) -> list[str]:
     """What the sources of read l are in the class of model.py that has this forward; none for another."""
@@ -166,7 +170,7 @@ def measure(model, batches) -> dict:
             sums.add(route + "entropy", entropy(alpha))
         if len(alphas) == 2:
             sums.add("js", js_divergence(*alphas))
-        own = [s if r is None else s * r.unsqueeze(-1)
+        own = [s if r is None else s * torch.as_tensor(r, device=s.device).expand(s.shape[:2]).unsqueeze(-1)
                for s, r, name in zip(sources, scale, source_names(router, l, n)) if name != "null"]
         most = own if len(own) >= len(most) else most
 
@@ -192,7 +196,7 @@ def measure(model, batches) -> dict:
             read |= {route + "weights": weights, route + "sharpness": sums.mean(route + "sharpness"),
                      route + "entropy": sums.mean(route + "entropy"),
                      route + "relative_entropy": sums.mean(route + "entropy") / math.log(n) if n > 1 else None,
-                     route + "share_e": sum(w for name, w in zip(names, weights) if name == "e"),
+                     route + "share_e": sum(w for name, w in zip(names, weights) if name == "e") if "e" in names else None,
                      route + "share_details": sum(w for name, w in zip(names, weights) if "." in name)}
         if "js" in sums.total:
             read |= {"js_nats": sums.mean("js"), "js_bits": sums.mean("js") / math.log(2)}
@@ -200,7 +204,7 @@ def measure(model, batches) -> dict:
     chosen = [read for read in result["reads"] if read["choice"]]
     for name in ("sharpness", "relative_entropy", "share_e", "share_details", "v_sharpness", "v_relative_entropy",
                  "js_nats", "js_bits"):
-        values = [read[name] for read in chosen if name in read]
+        values = [read[name] for read in chosen if read.get(name) is not None]
         if values:
             result["mean_" + name] = statistics.mean(values)
     last = max(result["reads"], key=lambda read: (len(read["sources"]), read["read"]))
@@ -279,7 +283,8 @@ def summary(result: dict) -> str:
                   + ([heaviest(band, "v_")] if "mean_js_nats" in result else []) for band in bands(reads)])
     text += f"\nMean of {len(reads)} reads: sharpness {result['mean_sharpness']:.3f} (equal weights: " \
             f"{statistics.mean(1 / len(read['sources']) for read in reads):.3f}), " \
-            f"H / log n {result['mean_relative_entropy']:.3f}, e {result['mean_share_e']:.3f}\n"
+            f"H / log n {result['mean_relative_entropy']:.3f}" \
+            + (f", e {result['mean_share_e']:.3f}" if "mean_share_e" in result else "") + "\n"
     if "mean_js_nats" in result:
         layers = sum("js_nats" in read for read in reads)
         text += f"Divergence of the Q/K and V routes, mean of {layers} layers: {result['mean_js_nats']:.4f} nats, " \
@@ -425,7 +430,9 @@ def comparison_picture(plt, results: dict[str, dict]):
 def load(path: str, s: RoutingConfig, device: str):
     """A run's model, reading plainly, its validation windows in batches of (b, T + 1) int64, and its checkpoint."""
     checkpoint = load_checkpoint(path)
-    router = router_of(checkpoint, s.router if ".py:" in checkpoint["model_config"]["router"] else None, ROUTERS)
+    name = checkpoint["model_config"]["router"]
+    named = [x for x in (s.router or "").split(",") if ".py:" in name and router_name(x) == router_name(name)]
+    router = router_of(checkpoint, named[0] if named else None, ROUTERS)
     if not issubclass(ROUTERS.get(router, DepthRouter), DepthRouter):
         reading = [name for name, cls in ROUTERS.items() if issubclass(cls, DepthRouter)]
         raise UserError(f"the router of {path}, {router}, has no depth read: it chooses nothing along "

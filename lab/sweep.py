@@ -224,7 +224,11 @@ def todo(cells: list[Cell]) -> list[Cell]:
     left = []
     for cell in cells:
         there = read_run(cell.folder)
-        if there and (name := unlike(cell, there.config)):
+        name = unlike(cell, there.config) if there else None
+        if name == "router_sha256":
+            raise UserError(f"{cell.folder} was trained with {cell.settings['router']} as it was before a change. "
+                            f"Give another --out_dir, or delete the folder.")
+        if name:
             raise UserError(f"{cell.folder} was trained with {flag(name, there.config['settings'].get(name))}, not "
                             f"{cell.settings[name]}. Give that flag, or another --out_dir.")
         if not (there and there.done):

@@ -54,21 +54,24 @@ def exact(function):
 # The depth read
 
 def rms(s):
-    """The root mean square of each vector: (..., D) -> (...). In one pass over s: its squares would be a tensor more."""
+    """The root mean square of each vector: (..., D) -> (...). One pass over s: its squares would be a tensor more."""
     return (torch.linalg.vector_norm(wide(s), dim=-1).square() / s.size(-1) + 1e-6).sqrt()
 
 def reader(router):
-    """The `read` of one forward. By the definition where that is better: torch.compile on a card fuses it, and then
-    there is no product to be in TF32; and decoding, one token is so few numbers that only operations count."""
+    """The `read` of one forward. By the definition where that is better: torch.compile on a card, or under autocast,
+    fuses it, and then there is no product to be in TF32 or bfloat16; and decoding, one token is so few numbers that
+    only operations count."""
     if torch.compiler.is_compiling():
-        return router.read if router.query.is_cuda else Reader(router)
-    return router.read if torch.is_inference_mode_enabled() else Reader(router)
+        plain = router.query.is_cuda or torch.is_autocast_enabled("cpu")
+    else:
+        plain = torch.is_inference_mode_enabled()
+    return router.read if plain else Reader(router)
 
 class Reader:
-    """The reads of a run share passes over the sources that are old: there at the first read of the run.
+    """Old sources are those in the list at the first read of a run. One pass over them serves up to 12 reads.
 
-    A pass leaves one tensor for each query, the mix of the old sources, and the log-sum-exp of their logits: from
-    then on they are *one* source with that logit, beside the recent ones. Mixes wait in `begun` for their reads.
+    It leaves for each of their queries one tensor, the mix of the old sources, and the log-sum-exp of their logits:
+    from then on they are *one* source with that logit, beside the recent ones. Mixes wait in `begun` for their turn.
     """
     def __init__(self, router):
         self.router, self.run, self.begun, self.seen = router, None, {}, []
@@ -78,55 +81,57 @@ class Reader:
         """The inputs of sublayer l, as model.DepthRouter says."""
         sources = list(sources)
         scale = [None] * len(sources) if scale is None else list(scale)
-        self.check_unchanged(sources)
+        self.check_unchanged([*sources, *scale, bias])
+        graph = torch.is_grad_enabled()
         if self.runs.get(l) != self.run:
             self.run, self.begun = self.runs.get(l), {}
-            self.old, self.old_scale, self.bias = sources, scale, bias
-        # the head, and a router that slides a window over its sources, read by themselves, with one old source
-        shared = (self.run is not None and bias is self.bias and len(sources) >= len(self.old)
-                  and same(self.old, sources) and same(self.old_scale, scale))
+            self.old, self.old_scale, self.with_these = sources, scale, (bias, graph)
+        # not shared (the head; a window that has slid): one old source, and all others recent
+        shared = (self.run is not None and len(sources) >= len(self.old) and same_objects(self.old, sources)
+                  and same_objects(self.old_scale, scale) and same_objects(self.with_these, (bias, graph)))
         n = len(self.old) if shared else 1
         if not (shared and l in self.begun):
-            part = range(l, min(l + PASS_READS, self.run.stop)) if shared else range(l, l + 1)
-            self.begin(part, sources[:n], bias, scale[:n])
+            reads = range(l, min(l + PASS_READS, self.run.stop)) if shared else range(l, l + 1)
+            self.begin(reads, sources[:n], bias, scale[:n])
         mixes, logits = self.begun.pop(l)
         if len(sources) == n:
             mixes = [mix.clone() for mix in mixes]
         else:
-            recent, factor = distinct(sources[n:]), stacked(scale[n:])
+            recent, scale = without_repeats(sources[n:]), stacked(scale[n:], sources)
             bias = None if bias is None else bias[l, n:len(sources)]
-            mixes = [Read.apply(query, bias, factor, mix, logit, *recent)
+            mixes = [Read.apply(query, bias, scale, mix, logit, *recent)
                      for query, mix, logit in zip(self.router.queries(l), mixes, logits)]
         return self.router.inputs(mixes)
 
-    def begin(self, part, old, bias, scale):
-        """Put into `begun` for each read of `part`, one or two for its queries: mixes of `old`, and their logits."""
-        queries = [self.router.queries(l) for l in part]                # (1, D) or (2, D) each
+    def begin(self, reads, old, bias, scale):
+        """Put into `begun` for each of `reads`, one or two for its queries: mixes of `old`, and their logits."""
+        queries = [self.router.queries(l) for l in reads]                # (1, D) or (2, D) each
         routes, query = [len(q) for q in queries], torch.cat(queries)   # (R, D)
         if bias is not None:
-            bias = torch.cat([bias[l, :len(old)].expand(r, -1) for l, r in zip(part, routes)])      # (R, n)
-        factor, (B, T, _) = stacked(scale), old[0].shape
-        if len(old) == 1 and factor is None:                            # it is its own mix
+            bias = torch.cat([bias[l, :len(old)].expand(r, -1) for l, r in zip(reads, routes)])      # (R, n)
+        scale, (B, T, _) = stacked(scale, old), old[0].shape
+        if len(old) == 1 and scale is None:                             # it is its own mix
             s = wide(old[0])
             mixes = [s.view_as(s) for _ in query]
             logits = torch.stack([(s * q).sum(-1) for q in query]) / rms(s)                 # (R, B, T)
             logits = logits if bias is None else logits + bias.unsqueeze(-1)
         else:
-            factor = None if factor is None else factor.flatten(1).T    # (n, B, T) -> (N, n), N = B T
-            logits, *mixes = Pass.apply(query, bias, factor, *(s.flatten(0, 1) for s in distinct(old)))
+            scale = None if scale is None else scale.flatten(1).mT      # (n, B, T) -> (N, n), N = B T
+            logits, *mixes = Pass.apply(query, bias, scale, *(s.flatten(0, 1) for s in without_repeats(old)))
             mixes = [mix.unflatten(0, (B, T)) for mix in mixes]         # R of (B, T, D)
-            logits = logits.T.unflatten(1, (B, T))                      # (N, R) -> (R, B, T)
-        for l, own, logit in zip(part, split(mixes, routes), logits.split(routes)):
+            logits = logits.mT.unflatten(1, (B, T))                     # (N, R) -> (R, B, T)
+        for l, own, logit in zip(reads, split(mixes, routes), logits.split(routes)):
             self.begun[l] = own, logit
 
-    def check_unchanged(self, sources):
-        """A source that is written to after a read would be one thing in a pass and another by the definition."""
+    def check_unchanged(self, inputs):
+        """What is written to after a read would be one thing in a pass and another by the definition."""
         if not torch.compiler.is_compiling():
             if any(s._version != version for s, version in self.seen):
-                raise ValueError("a source was changed in place after it was read (c += u); write c = c + u.")
-            self.seen = [(s, s._version) for s in sources]
+                raise ValueError("a source, or what it is a view of, was changed in place after it was read "
+                                 "(c += u); write c = c + u.")
+            self.seen = [(s, s._version) for s in inputs if torch.is_tensor(s) and not s.is_inference()]
 
-def same(old, new):
+def same_objects(old, new):
     return all(x is y for x, y in zip(old, new))
 
 def split(items, sizes):
@@ -134,86 +139,88 @@ def split(items, sizes):
     items = iter(items)
     return [[next(items) for _ in range(size)] for size in sizes]
 
-def distinct(sources):
+def without_repeats(sources):
     """Where a tensor comes again, a view of it: torch.compile takes none twice into an autograd function."""
     return [s.view_as(s) if any(s is t for t in sources[:i]) else s for i, s in enumerate(sources)]
 
-def stacked(scale):
-    """n factors, (B, T) each or None for 1: (n, B, T), or None where all are 1."""
+def stacked(scale, sources):
+    """n scales, (B, T) each or None for 1: (n, B, T), or None where all are 1."""
     if all(r is None for r in scale):
         return None
-    one = torch.ones_like(next(r for r in scale if r is not None))
-    return torch.stack([one if r is None else r for r in scale])
+    one = torch.ones_like(sources[0][..., 0], dtype=wide(sources[0]).dtype)
+    return torch.stack([one if r is None else one * r for r in scale])
 
 class Pass(Function):
     """R reads of the same n sources, (N, D) each: log-sum-exps of their logits, (N, R), and R mixes, (N, D).
 
-    query: (R, D). bias: (R, n) or None. factor: the scales, (N, n) or None.
+    query: (R, D). bias: (R, n) or None. scale: (N, n) or None.
     """
     @staticmethod
     @exact
-    def forward(ctx, query, bias, factor, *sources):
+    def forward(ctx, query, bias, scale, *sources):
         s = wide(torch.stack(sources, 1))                               # (N, n, D)
-        scale = 1 / rms(s).unsqueeze(-1)                                # (N, n, 1)
-        dot = (s @ query.T) * scale                                     # (N, n, R)
-        logit = dot if bias is None else dot + bias.T
+        inv_rms = 1 / rms(s).unsqueeze(-1)                              # (N, n, 1)
+        dot = (s @ query.mT) * inv_rms                                  # (N, n, R)
+        logit = dot if bias is None else dot + bias.mT
         lse = logit.logsumexp(1, keepdim=True)                          # (N, 1, R)
         alpha = (logit - lse).exp()                                     # (N, n, R)
-        weight = alpha if factor is None else alpha * factor.unsqueeze(-1)
-        ctx.save_for_backward(query, bias, factor, scale, dot, alpha, *sources)
+        weight = alpha if scale is None else alpha * scale.unsqueeze(-1)
+        ctx.save_for_backward(query, bias, scale, inv_rms, dot, alpha, *sources)
         return lse.squeeze(1), *(weight.mT @ s).unbind(1)               # (N, R, D) -> R of (N, D)
 
     @staticmethod
     @exact
     def backward(ctx, d_lse, *d_mixes):
-        query, bias, factor, scale, dot, alpha, *sources = ctx.saved_tensors
+        query, bias, scale, inv_rms, dot, alpha, *sources = ctx.saved_tensors
         s, g = wide(torch.stack(sources, 1)), torch.stack(d_mixes, 1)   # (N, n, D), (N, R, D)
-        weight, d_alpha = alpha, s @ g.mT                               # (N, n, R)
-        if factor is not None:
-            weight, d_alpha = alpha * factor.unsqueeze(-1), d_alpha * factor.unsqueeze(-1)
-        mean = (alpha * d_alpha).sum(1, keepdim=True)                   # (N, 1, R)
-        d_logit = alpha * (d_alpha - mean + d_lse.unsqueeze(1))
-        d_dot = d_logit * scale
-        through_rms = (d_dot * dot).sum(-1, keepdim=True) * scale / s.size(-1)      # (N, n, 1)
-        d_query = d_dot.flatten(0, 1).T @ s.flatten(0, 1)               # (R, N n) @ (N n, D)
-        d_s = s.mul_(-through_rms).baddbmm_(weight, g)                  # in place: n sources are large
-        d_s.view(-1, s.size(-1)).addmm_(d_dot.flatten(0, 1), query)
-        return d_query, None if bias is None else d_logit.sum(0).T, None, *d_s.unbind(1)
+        weight, d_alpha, d_scale = alpha, s @ g.mT, None                # (N, n, R)
+        if scale is not None:
+            d_scale = (alpha * d_alpha).sum(-1)                         # (N, n)
+            weight, d_alpha = alpha * scale.unsqueeze(-1), d_alpha * scale.unsqueeze(-1)
+        mean = (alpha * d_alpha).sum(1, keepdim=True)                   # (N, 1, R): g . mix
+        d_logit = alpha * (d_alpha - mean + d_lse.unsqueeze(1))         # (4)
+        by_w = d_logit * inv_rms
+        by_s = (by_w * dot).sum(-1, keepdim=True) * inv_rms / s.size(-1)      # (N, n, 1)
+        d_query = by_w.flatten(0, 1).mT @ s.flatten(0, 1)               # (R, N n) @ (N n, D)
+        d_s = s.mul_(-by_s).baddbmm_(weight, g)                         # (6), in place: n sources are large
+        d_s.view(-1, s.size(-1)).addmm_(by_w.flatten(0, 1), query)
+        return d_query, None if bias is None else d_logit.sum(0).mT, d_scale, *d_s.unbind(1)
 
 class Read(Function):
     """One read of its past, a mix (B, T, D) with its logit (B, T), and of n recent sources: (B, T, D).
 
-    query: (D). bias: (n) or None. factor: their scales, (n, B, T) or None.
+    query: (D). bias: (n) or None. scale: (n, B, T) or None. All are of the recent sources.
     """
     @staticmethod
     @exact
-    def forward(ctx, query, bias, factor, past, past_logit, *sources):
+    def forward(ctx, query, bias, scale, past, past_logit, *sources):
         s = [wide(source) for source in sources]
-        scale = 1 / torch.stack([rms(x) for x in s])                    # (n, B, T)
-        dot = torch.stack([x @ query for x in s]) * scale               # (n, B, T)
+        inv_rms = 1 / torch.stack([rms(x) for x in s])                  # (n, B, T)
+        dot = torch.stack([x @ query for x in s]) * inv_rms             # (n, B, T)
         logit = dot if bias is None else dot + bias[:, None, None]
         alpha = torch.cat((past_logit.unsqueeze(0), logit)).softmax(0)  # (1 + n, B, T)
-        weight = alpha[1:] if factor is None else alpha[1:] * factor    # (n, B, T)
+        weight = alpha[1:] if scale is None else alpha[1:] * scale      # (n, B, T)
         mix = past * alpha[0].unsqueeze(-1)                             # (B, T, D)
         for x, w in zip(s, weight.unsqueeze(-1)):
             mix.addcmul_(x, w)
-        ctx.save_for_backward(query, bias, scale, dot, alpha, weight, mix, *sources)
+        ctx.save_for_backward(query, bias, scale, inv_rms, dot, alpha, weight, mix, *sources)
         return mix
 
     @staticmethod
     @exact
     def backward(ctx, g):
-        query, bias, scale, dot, alpha, weight, mix, *sources = ctx.saved_tensors
+        query, bias, scale, inv_rms, dot, alpha, weight, mix, *sources = ctx.saved_tensors
         s = [wide(source) for source in sources]
         d_weight = torch.stack([(g * x).sum(-1) for x in s])            # (n, B, T)
-        d_logit = weight * d_weight - alpha[1:] * (g * mix).sum(-1)     # (n, B, T)
-        d_dot = d_logit * scale
-        through_rms = d_dot * dot * scale / query.numel()               # (n, B, T)
-        d_s = [(g * w).addcmul_(d, query).addcmul_(t, x, value=-1)
-               for x, w, d, t in zip(s, *(y.unsqueeze(-1) for y in (weight, d_dot, through_rms)))]
-        d_query = sum(d.flatten() @ x.flatten(0, 1) for x, d in zip(s, d_dot))
+        d_logit = weight * d_weight - alpha[1:] * (g * mix).sum(-1)     # (n, B, T): (2)
+        by_w = d_logit * inv_rms
+        by_s = by_w * dot * inv_rms / query.numel()                     # (n, B, T)
+        d_s = [(g * w).addcmul_(d, query).addcmul_(t, x, value=-1)      # (6)
+               for x, w, d, t in zip(s, *(y.unsqueeze(-1) for y in (weight, by_w, by_s)))]
+        d_query = sum(d.flatten() @ x.flatten(0, 1) for x, d in zip(s, by_w))
         d_bias = None if bias is None else d_logit.sum((1, 2))
-        return d_query, d_bias, None, g * alpha[0].unsqueeze(-1), -d_logit.sum(0), *d_s     # logits' add up to 0
+        d_scale = None if scale is None else alpha[1:] * d_weight
+        return d_query, d_bias, d_scale, g * alpha[0].unsqueeze(-1), -d_logit.sum(0), *d_s     # (3)
 
 # --------------------------------------------------------------------------------------------------------------
 # The sublayers

@@ -97,10 +97,13 @@ def own_router(name: str, routers: dict) -> str | None:
         lines = [frame.lineno for frame in traceback.extract_tb(e.__traceback__) if frame.filename == spec.origin]
         line = e.lineno if isinstance(e, SyntaxError) else lines[-1] if lines else "?"
         raise UserError(f"{path}, line {line}: {type(e).__name__}: {e}") from None
-    there = [k for k, v in vars(module).items() if isinstance(v, type) and v.__module__ == module.__name__]
-    if not callable(getattr(getattr(module, cls, None), "forward", None)):
-        raise UserError(f"--router {name}: {path} has no router {cls}, a class with forward(e, sublayers). Its classes: "
-                        + (" ".join(there) or "none") + ".")
+    there = [k for k, v in vars(module).items() if isinstance(v, type) and v.__module__ == module.__name__
+             and hasattr(v, "forward") and hasattr(v, "parameters")]
+    if cls not in there:
+        raise UserError(f"--router {name}: {path} has no router {cls}, which is a torch.nn.Module with forward(self, e, "
+                        f"sublayers). It has: {' '.join(there) or 'none'}.")
+    if cls in routers:
+        raise UserError(f"--router {name}: {cls} is a router of model.py too; rename the class.")
     routers[name] = getattr(module, cls)
     return hashlib.sha256(code).hexdigest()
 
@@ -160,7 +163,7 @@ def router_of(checkpoint: dict, named: str | None, routers: dict) -> str:
     if digest is None or router_name(named) != router_name(router):
         raise UserError(f"--router {named}: the router of this checkpoint is {router}.")
     if digest != checkpoint["settings"].get("router_sha256"):
-        print(f"note: {named} has changed since this run was trained", file=sys.stderr)
+        print(f"note: {named} is another file than the run was trained with, or has changed since", file=sys.stderr)
     return named
 
 def load_model(checkpoint: dict, GPT, GPTConfig, **changes):

@@ -17,14 +17,15 @@ class Token:
         generator = torch.Generator().manual_seed(5)
         draw = lambda *shape: torch.randn(shape, generator=generator, dtype=torch.float64)
         self.s, self.w, self.g, self.b = draw(N, D).requires_grad_(), draw(D).requires_grad_(), draw(D), draw(N)
-        self.r = draw(N).sigmoid()
+        self.r = draw(N).sigmoid().requires_grad_()
         self.rms = (self.s.square().sum(-1) / D + 1e-6).sqrt()
         self.dot = self.s @ self.w / self.rms
         self.logit = self.dot + self.b
         self.alpha = self.logit.softmax(0)
         self.weight = self.alpha * self.r
         self.mix = self.weight @ self.s
-        self.d_logit, self.d_s, self.d_w = torch.autograd.grad(self.g @ self.mix, (self.logit, self.s, self.w), retain_graph=True)
+        self.d_logit, self.d_r, self.d_s, self.d_w = torch.autograd.grad(
+            self.g @ self.mix, (self.logit, self.r, self.s, self.w), retain_graph=True)
 
 @pytest.fixture
 def t():
@@ -51,6 +52,9 @@ def test_1_old_sources_are_one(t):
 
 def test_2_gradient_of_the_logits(t):
     close(t.weight * (t.s @ t.g) - t.alpha * (t.g @ t.mix), t.d_logit)
+
+def test_gradient_of_the_scales(t):
+    close(t.alpha * (t.s @ t.g), t.d_r)
 
 def test_3_it_adds_up_to_0(t):
     close(t.d_logit.sum(), torch.zeros((), dtype=torch.float64))

@@ -78,6 +78,20 @@ class Quieter(DepthRouter):
             sources = sources + [f(*read(l, [e, *sources], scale=scale))]
         return read(self.head, sources)[0]
 
+class Scaled(DepthRouter):
+    """Scales that are learned: of an update by itself, a number, and one for all tokens."""
+    def __init__(self, config):
+        super().__init__(config)
+        self.v, self.first = nn.Parameter(torch.zeros(config.n_embd)), nn.Parameter(torch.ones(()))
+
+    def forward(self, e, sublayers):
+        read, sources = self.reader(), self.first_sources(e)
+        scale = [0.5] * (len(sources) - 1) + [self.first]
+        for l, f in enumerate(sublayers):
+            u = f(*read(l, sources, scale=scale))
+            sources, scale = sources + [u], scale + [torch.sigmoid(u @ self.v)]
+        return read(self.head, sources, scale=scale)[0]
+
 class ByTheMethod(DepthRouter):
     """Reads by the definition, without a reader."""
     def forward(self, e, sublayers):
@@ -95,7 +109,7 @@ class Backwards(DepthRouter):
             sources = sources + [f(*(a + b for a, b in zip(read(l, sources), read(l, sources))))]
         return read(self.head, sources)[0] + read(1, sources)[0]
 
-OWN = [Loop, Window, WindowAdded, BlocksWithoutRuns, Recency, Quieter, ByTheMethod, Backwards]
+OWN = [Loop, Window, WindowAdded, BlocksWithoutRuns, Recency, Quieter, Scaled, ByTheMethod, Backwards]
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
@@ -141,6 +155,35 @@ class InPlace(DepthRouter):
 def test_a_source_changed_in_place_is_a_sentence():
     with pytest.raises(ValueError, match=r"changed in place .* write c = c \+ u"):
         solved(InPlace, 5, plain=False)
+
+def test_a_scale_changed_in_place_is_a_sentence_too():
+    c = GPTConfig(vocab_size=11, n_layer=5, n_head=1, n_embd=6, router="Loop")
+    read, e = Loop(c).double().reader(), problem(settings("residual", 5))[0]
+    scale = [torch.ones_like(e[..., 0])]
+    read(0, [e], scale=scale)
+    scale[0].mul_(2)
+    with pytest.raises(ValueError, match="changed in place"):
+        read(1, [e], scale=scale)
+
+def test_a_pass_without_a_graph_serves_no_read_with_one():
+    """A first read under no_grad (a frozen part of a stack), the later ones with gradients."""
+    c = GPTConfig(vocab_size=11, n_layer=5, n_head=1, n_embd=6, router="Loop")
+    router, (e, w, _, _) = Loop(c).double(), problem(settings("residual", 5))
+    sources, gradients = [e.requires_grad_(), w[0, 0].sum(0) + 2 * e], []
+    for read in (router.reader(), router.read):
+        with torch.no_grad():
+            read(0, sources)
+        gradients.append(torch.autograd.grad(read(1, sources)[0].square().sum(), (e, router.query), retain_graph=True))
+    for got, want in zip(*gradients):
+        torch.testing.assert_close(got, want, rtol=0, atol=TOLERANCE)
+
+def test_inference_tensors_outside_of_inference_mode():
+    c = GPTConfig(vocab_size=11, n_layer=5, n_head=1, n_embd=6, router="Loop")
+    router = Loop(c).double()
+    with torch.inference_mode():
+        e = torch.ones(1, 2, 6, dtype=torch.float64)
+    with torch.no_grad():
+        torch.testing.assert_close(router.reader()(1, [e, 3 * e])[0], router.read(1, [e, 3 * e])[0])
 
 class Drawing(Block):
     """With first values of its own, drawn at random."""
@@ -189,7 +232,8 @@ def test_names_belong_to_the_forward_that_has_the_sources():
     c = GPTConfig(n_layer=4, n_blocks=2)
     assert source_names(Same(c), 1, 2) == source_names(Block(c), 1, 2) == ["e", "PC"]
     assert source_names(Other(c), 1, 2) == ["s0", "s1"] and source_names(Named(c), 1, 2) == ["mine", "yours"]
-    assert source_names(Named(c), 4, 3) == ["s0", "s1", "s2"]                   # not as many as there are
+    with pytest.raises(UserError, match=r"source_names\(4\) of the router gives 2 names; its read 4 has 3"):
+        source_names(Named(c), 4, 3)
 
 @pytest.mark.parametrize("L, n", [(8, 1), (24, 3), (48, 1)])
 def test_blocks_longer_than_a_pass(L, n):
@@ -266,7 +310,7 @@ def test_a_sweep_with_a_router_from_a_file(mine, data, tmp_path, capsys):
     assert "Against `Mine`" in capsys.readouterr().out
     path = Path(mine.rpartition(":")[0])
     path.write_text(MINE.replace("[-2:]", "[-3:]"), encoding="utf-8")
-    refused("was trained with --router_sha256=", sweep.main, *flags)            # an edited router is another cell
+    refused("as it was before a change", sweep.main, *flags)            # an edited router is another cell
     other = tmp_path / "other.py"
     other.write_text(MINE, encoding="utf-8")
     refused("have one name in the tables", sweep.main, "--routers", f"{mine},{other}:Mine", *flags[2:])
@@ -289,8 +333,8 @@ def test_code_runs_only_where_the_command_names_it(mine, data, tmp_path):
     refused("has changed since the run", train.main, "--init_from", "resume", "--out_dir", run, "--router", mine)
 
 @pytest.mark.parametrize("text, name, words", [
-    (None, "Mine", "there is no file"), (MINE, "Mihne", "has no router Mihne, a class with forward(e, sublayers). Its classes: "
-     "Mine Helper."), (MINE, "Helper", "has no router Helper"), ("x = 1\n1 / 0\n", "Mine", "line 2: ZeroDivisionError"),
+    (None, "Mine", "there is no file"), (MINE, "Mihne", "has no router Mihne, which is a torch.nn.Module with "
+     "forward(self, e, sublayers). It has: Mine."), (MINE, "Helper", "has no router Helper"), ("x = 1\n1 / 0\n", "Mine", "line 2: ZeroDivisionError"),
     ("class Mine(:\n", "Mine", "line 1: SyntaxError")], ids=["no file", "no class", "no router", "error", "syntax"])
 def test_a_file_that_is_no_router_is_a_sentence(text, name, words, tmp_path, data):
     if text is not None:

@@ -93,6 +93,11 @@ def test_compiled_model(router):
     compiled_agrees(router, "cpu")
 
 
+@pytest.mark.slow
+def test_compiled_model_under_autocast():
+    compiled_agrees("wav", "cpu", "bfloat16")
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("autocast", [None, "bfloat16"])
 @pytest.mark.parametrize("router", ROUTERS)
