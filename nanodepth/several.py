@@ -126,7 +126,7 @@ def load_optimizer(optimizer, model, saved: dict) -> None:
     for i, p in enumerate(own):
         own_state = saved["state"].get(of.get(names[p]), {})
         if any(v.dim() and v.shape != p.shape for v in own_state.values()):
-            raise UserError(f"the checkpoint is of another version of model.py: what it has of {names[p]} does not fit.")
+            raise UserError(f"the checkpoint is of another version of model.py: its {names[p]} does not fit.")
         if own_state:
             state[i] = {k: like(v, p) for k, v in own_state.items()}
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
