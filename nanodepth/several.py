@@ -81,6 +81,8 @@ def spread(model, group: Group, device: str, fsdp: bool):
         if not dist.is_initialized():
             raise UserError("--fsdp shards a model over processes; start them with "
                             "torchrun --standalone --nproc_per_node=2 train.py --fsdp ...")
+        if empty := [name for name, p in model.named_parameters() if p.numel() == 0]:
+            raise UserError(f"--fsdp cannot shard {empty[0]}, which is empty (--details none): take --router block.")
         mesh = dist.init_device_mesh(device.split(":")[0], (group.size,))
         for f in model.sublayers:
             fully_shard(f, mesh=mesh)
@@ -122,8 +124,11 @@ def load_optimizer(optimizer, model, saved: dict) -> None:
     of = dict(zip(saved_names or [names[p] for p in own], ids))
     state = {}
     for i, p in enumerate(own):
-        if of.get(names[p]) in saved["state"]:
-            state[i] = {k: like(v, p) for k, v in saved["state"][of[names[p]]].items()}
+        own_state = saved["state"].get(of.get(names[p]), {})
+        if any(v.dim() and v.shape != p.shape for v in own_state.values()):
+            raise UserError(f"the checkpoint is of another version of model.py: its {names[p]} does not fit.")
+        if own_state:
+            state[i] = {k: like(v, p) for k, v in own_state.items()}
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 def like(value, p):

@@ -248,7 +248,7 @@ def test_a_val_loss_that_is_not_finite(data, tmp_path, monkeypatch):
     with_loss(monkeypatch, lambda loss, model, calls: loss * math.nan if not model.training and calls >= 10 else loss)
     stops_at(data, tmp_path, "the val loss at iteration 10 is not finite")
 
-@pytest.mark.parametrize("value", [math.nan, 1e38])
+@pytest.mark.parametrize("value", [math.nan, 3e38])
 @pytest.mark.parametrize("stopped", [True, False])
 def test_weights_that_are_spoilt_never_replace_good_ones(data, tmp_path, monkeypatch, value, stopped):
     """In the step in which they are, also when it is the one in which Ctrl-C comes."""
@@ -260,11 +260,12 @@ def test_weights_that_are_spoilt_never_replace_good_ones(data, tmp_path, monkeyp
         steps.append(0)
         if len(steps) == 8:
             with torch.no_grad():
-                self.param_groups[0]["params"][0].fill_(value)
-            if stopped:
-                signal.raise_signal(signal.SIGINT)
+                for gain in self.param_groups[1]["params"]:             # the norms': finite, and the loss is not
+                    gain.fill_(value)
         return result
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    if stopped:
+        interrupt(monkeypatch, signal.SIGINT, at=8)                     # the batch of step 8 is made in step 7
     stops_at(data, tmp_path, "the (val loss|loss|gradient) at iteration [89] is not finite.*ckpt.pt is of iteration 5")
 
 def test_a_weight_that_no_token_reads_counts_too(data, tmp_path, monkeypatch):
@@ -276,7 +277,8 @@ def test_a_weight_that_no_token_reads_counts_too(data, tmp_path, monkeypatch):
             self.param_groups[0]["params"][0][-1] = math.nan            # the embedding of a token that the text lacks
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
     with pytest.raises(UserError, match="is not finite"):
-        go("--dataset", data, "--out_dir", tmp_path, "--max_iters", 20, "--eval_interval", 1)
+        go("--dataset", data, "--out_dir", tmp_path, "--max_iters", 20, "--eval_interval", 1, "--tie_embeddings",
+           "false")
     assert checkpoint(tmp_path)["iter"] == 0
 
 FOREVER = ["--max_iters", 10**6, "--log_interval", 1, "--eval_interval", 10**6]
