@@ -11,7 +11,6 @@ What is unusual:
 - ckpt.pt is whole or absent, and holds the last weights whose loss was finite.
 """
 import contextlib
-import fcntl
 import json
 import math
 import shlex
@@ -26,7 +25,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from nanodepth.files import UserError, atomic_write, explain, load_checkpoint, run, save_checkpoint
+from nanodepth.files import UserError, atomic_write, explain, load_checkpoint, lock, run, save_checkpoint
 from nanodepth.machine import autocast, keep_freed_memory, peak_mem_mb, pick_device, pick_dtype
 from nanodepth.settings import Parser, nearest
 from nanodepth.data import load_data
@@ -42,6 +41,7 @@ class TrainConfig:
     seed: int = 0                        # of the first weights, the batches and the dropout
     # the model's other flags are GPTConfig's
     vocab_size: int | None = None        # tokens the model knows; none: what the data says
+    tokenizer: str | None = None         # of shards made elsewhere whose names do not say it: byte or gpt2
     # the steps
     max_iters: int = 400                 # optimizer steps
     batch_size: int = 8                  # windows in a micro batch
@@ -142,7 +142,7 @@ def model_config(s: dict, vocab_size: int) -> GPTConfig:
 # ---------------------------------------------------------------------------------------------------------------------
 # data
 
-def open_data(name: str):
+def open_data(name: str, tokenizer: str | None = None):
     """The data set in data/NAME, or at a path. The built-in corpus is prepared when it is not there."""
     path = Path("data") / name                                          # Path gives way to an absolute name
     if name == "pystdlib" and not (path / "meta.json").exists():
@@ -153,7 +153,7 @@ def open_data(name: str):
     if not path.is_dir():
         there = [p.parent.name for p in Path("data").glob("*/meta.json")]
         raise UserError(f"there is no data set {path}; make it with prepare_data.py.{nearest(name, there)}")
-    return load_data(path)
+    return load_data(path, tokenizer)
 
 def facts(data) -> dict:
     """What tells one data set from another."""
@@ -213,36 +213,23 @@ def start_from(model, state: dict, path: str) -> None:
     model.load_state_dict(fits, strict=False)
 
 def claim(out_dir: Path, resume_at: int | None):
-    """log.jsonl opened for this run alone. A resumed run drops the lines after its checkpoint; a new run moves the
-    files of an earlier one to OUT_DIR/oldN, so that nothing is lost by typing the same command twice."""
+    """log.jsonl opened, and the lock that keeps other runs from this folder. A resumed run drops the lines after its
+    checkpoint; a new run moves the files of an earlier one to OUT_DIR/oldN, so that typing a command twice loses nothing."""
     out_dir.mkdir(parents=True, exist_ok=True)
+    held = lock(out_dir, f"another run is writing to {out_dir}; choose another --out_dir.")
     path = out_dir / "log.jsonl"
-
-    def lock():
-        f = open(path, "a", encoding="utf-8")
-        try:
-            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)               # held until the file is closed
-        except BlockingIOError:
-            raise UserError(f"another run is writing to {out_dir}; choose another --out_dir.") from None
-        except OSError:
-            pass                                                        # a file system without locks
-        return f
-
-    earlier = path.exists() or (out_dir / "ckpt.pt").exists()
-    log = lock()
-    if resume_at is not None:
-        with open(path, "rb") as f:                                     # iterations only grow along the file
-            log.truncate(sum(map(len, takewhile(lambda line: iter_of(line) <= resume_at, f))))
-    elif earlier:
+    if resume_at is None and (path.exists() or (out_dir / "ckpt.pt").exists()):
         old = next(o for n in range(1, 10**6) if not (o := out_dir / f"old{n}").exists())
         old.mkdir()
         for name in ("log.jsonl", "config.json", "ckpt.pt"):
             if (out_dir / name).exists():
                 (out_dir / name).rename(old / name)
         print(f"{out_dir} held an earlier run: its files are in {old} now")
-        log.close()
-        log = lock()
-    return log
+    log = open(path, "a", encoding="utf-8")
+    if resume_at is not None:
+        with open(path, "rb") as f:                                     # iterations only grow along the file
+            log.truncate(sum(map(len, takewhile(lambda line: iter_of(line) <= resume_at, f))))
+    return log, held
 
 def iter_of(line: bytes) -> float:
     """The iteration of a line of log.jsonl; infinity for one that a kill has cut short."""
@@ -268,7 +255,7 @@ def main(argv) -> None:
                                         # ones they wait for each other, and the step takes several times as long
 
     # data
-    data = open_data(s.dataset)
+    data = open_data(s.dataset, s.tokenizer)
     vocab_size = s.vocab_size or data.vocab_size
     if vocab_size is None:
         raise UserError(f"{s.dataset} does not say how many tokens its vocabulary has; give --vocab_size.")
@@ -313,7 +300,7 @@ def main(argv) -> None:
     # the folder of the run
     tokens_per_step = s.batch_size * s.gradient_accumulation_steps * seq_len
     resume_command = f"python train.py --init_from resume --out_dir {shlex.quote(s.out_dir)}"
-    log = claim(out_dir, i if resumed else None)
+    log, held = claim(out_dir, i if resumed else None)
     try:
         with atomic_write(out_dir / "config.json") as f:
             json.dump({"settings": settings, "model": asdict(config), "params": model.num_params(), "data": data_facts,
@@ -321,6 +308,7 @@ def main(argv) -> None:
                        "torch": torch.__version__}, f, indent=1)
     except OSError:                                                     # a full disk: leave no empty run behind
         log.close()
+        held.release()
         if not resumed:
             (out_dir / "log.jsonl").unlink()
             with contextlib.suppress(OSError):
@@ -434,6 +422,7 @@ def main(argv) -> None:
         bar.close()
         with contextlib.suppress(OSError):                              # the disk may be full
             log.close()
+        held.release()
         for number, handler in handlers.items():
             signal.signal(number, handler)
 
