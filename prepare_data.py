@@ -15,6 +15,7 @@ where a run was stopped has a say in the bytes.
 import argparse
 import collections
 import contextlib
+import errno
 import functools
 import hashlib
 import json
@@ -25,7 +26,6 @@ import shutil
 import sys
 import sysconfig
 import urllib.request
-import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -52,42 +52,39 @@ OURS = re.compile(r"(train|val|test)_\d{6}\.bin(\.tmp)?|meta\.json(\.tmp)?|parts
 class Unfinished(UserError):
     """The network's fault: what has been done is kept, and the same command goes on."""
 
+@contextlib.contextmanager
+def network(name):
+    """What a network, a host or its library raises, as one sentence; what the disk raises stays as it is."""
+    try:
+        yield
+    except Exception as e:
+        if isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+            raise
+        why = (str(e).strip() or type(e).__name__).splitlines()[0][:200]
+        raise Unfinished(f"{name} did not come: {why} Run the same command again, set HF_ENDPOINT to a mirror of the hub, "
+                         f"name a folder that has the file with --source, or use --dataset pystdlib.") from None
+
 def hub(repo: str, revision: str, name: str, split=None) -> File:
-    """A file of a data set on the Hugging Face hub, whose library keeps, resumes and checks it."""
+    """A file of a data set on the Hugging Face hub, whose library keeps it, goes on with it and checks it."""
     def fetch():
-        from huggingface_hub import hf_hub_download
-        try:
+        with network(f"{name} of {repo}"):
+            from huggingface_hub import hf_hub_download
             return Path(hf_hub_download(repo, name, repo_type="dataset", revision=revision))
-        except OSError as e:
-            if e.filename and e.errno:                                          # the disk's fault
-                raise
-            why = e
-        except Exception as e:
-            why = e
-        why = (str(why).strip() or type(why).__name__).splitlines()[0]
-        raise Unfinished(f"{name} of {repo} did not come from the hub: {why} Run the same command again to go on, set "
-                         f"HF_ENDPOINT to a mirror, or name a folder that has the file with --source.") from None
     return File(name, fetch=fetch, revision=f"{repo}@{revision}", split=split)
 
-TEXT8 = "http://mattmahoney.net/dc/text8.zip", "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232"
+TEXT8 = "http://mattmahoney.net/dc/text8.zip"
 
 def text8() -> Corpus:
     def fetch():
         path = Path("data/.downloads/text8.zip")
+        path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                with urllib.request.urlopen(TEXT8[0], timeout=30) as answer, atomic_write(path, "wb") as f:
-                    shutil.copyfileobj(answer, f)
-            except OSError as e:
-                if e.filename:                                                  # the disk's fault
-                    raise
-                raise Unfinished(f"{TEXT8[0]} did not come ({e}). Get it in another way, and name its folder with "
-                                 f"--source; or use --dataset pystdlib, which needs no network.") from None
+            with network(TEXT8), urllib.request.urlopen(TEXT8, timeout=30) as answer, atomic_write(path, "wb") as f:
+                shutil.copyfileobj(answer, f)
         return path
-    spans = {"train": (0, 90_000_000), "val": (90_000_000, 95_000_000), "test": (95_000_000, 100_000_000)}
-    files = [File("text8.zip", fetch=fetch, split=s, members=["text8"], span=span) for s, span in spans.items()]
-    files[0].sha256 = TEXT8[1]
+    ends = {"train": (0, 90_000_000), "val": (90_000_000, 95_000_000), "test": (95_000_000, 100_000_000)}
+    files = [File("text8.zip", fetch=fetch, split=s, members=["text8"], span=span,
+                  sha256="a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232") for s, span in ends.items()]
     return Corpus("text8", files, fractions=(0.9, 0.05, 0.05), ends=False, chars=" abcdefghijklmnopqrstuvwxyz")
 
 def tinystories() -> Corpus:
@@ -122,11 +119,11 @@ def pystdlib() -> Corpus:
 DATASETS = {"pystdlib": pystdlib, "text8": text8, "tinystories": tinystories, "fineweb-edu": fineweb_edu}
 
 def from_source(corpus: Corpus, source: str) -> None:
-    """Let a downloaded corpus be read from a folder (or, where it is one, from a file) on this machine."""
+    """Let a downloaded corpus be read from a folder on this machine."""
     for f in corpus.files:
-        places = [Path(source, f.name), Path(source, Path(f.name).name), Path(source)]
+        places = [Path(source, f.name), Path(source, Path(f.name).name)]
         f.path = next((p for p in places if p.is_file()), None)
-        if f.path is None or f.path.name != Path(f.name).name:
+        if f.path is None:
             raise UserError(f"--source {source}: there is no {f.name} in this folder.")
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -185,28 +182,22 @@ class Units:
         stops = int(np.count_nonzero(units == self.end))
         return stops, int(self.lengths[units].sum()) if self.gpt2 else len(units) - stops
 
-class Workers(ThreadPoolExecutor):
-    """Threads: tiktoken and hashlib let go of Python's lock while they work."""
-
-    def __init__(self, n: int):
-        super().__init__(n)
-        self.ahead = 2 * n + 1
-
-    def __exit__(self, *error):
-        self.shutdown(cancel_futures=True)
-
-    def in_order(self, f, items):
-        """(f(item), *rest) for each (item, size, *rest), in their order; a few, of 2**25 bytes at most, are computed ahead."""
-        waiting, ahead = collections.deque(), 0
+def in_order(f, items, n: int):
+    """(f(item), *rest) for each (item, size, *rest), in their order. `n` threads, which tiktoken and hashlib let run at once,
+    work ahead by a few items, of 2**25 bytes in all."""
+    pool, waiting, ahead = ThreadPoolExecutor(n), collections.deque(), 0
+    try:
         for item, size, *rest in items:
-            waiting.append((self.submit(f, item), size, *rest))
+            waiting.append((pool.submit(f, item), size, *rest))
             ahead += size
-            while len(waiting) >= self.ahead or ahead > 2**25 and len(waiting) > 1:
+            while len(waiting) > 2 * n or ahead > 2**25 and len(waiting) > 1:
                 future, size, *rest = waiting.popleft()
                 ahead -= size
                 yield future.result(), *rest
         for future, size, *rest in waiting:
             yield future.result(), *rest
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 def jobs(corpus: Corpus, start: list, is_full):
     """Runs of pieces, a million bytes each: (pieces, bytes, where to go on after them, bytes of the files read so far).
@@ -234,9 +225,9 @@ def jobs(corpus: Corpus, start: list, is_full):
             if size >= PIECE or len(job) >= 2**14:
                 yield job, size, [i, done], before + file.position()
                 job, size = [], 0
-                if is_full() and file.split == "train":
+                if last and file.split == "train" and is_full():
                     break
-        before += file.position()
+        before += os.path.getsize(file.path)
     if job:
         yield job, size, [len(corpus.files), 0], before
 
@@ -247,22 +238,15 @@ def digest(path) -> str:
 class Parts:
     """The finished parts: for each k a file k.bin of units and, written last, k.npz: its rows, and where to go on."""
 
-    def __init__(self, folder: Path, corpus: Corpus, units):
-        self.folder, self.corpus, self.dtype = folder, corpus, units.dtype
-        self.n, self.at, self.file, self.rows, self.counted = 0, [0, 0], None, [], 0
-        self.documents = self.tokens = 0                                        # tokens: of train
-        while self.whole(self.n):
+    def __init__(self, folder: Path, dtype, fractions: tuple):
+        self.folder, self.dtype, self.fractions = folder, dtype, fractions
+        self.n, self.at, self.file, self.rows, self.new = 0, [0, 0], None, [], []
+        self.documents = self.tokens = 0                                        # tokens: of train, at least
+        while self.path(self.n, "npz").exists():
+            with np.load(self.path(self.n, "npz")) as saved:
+                self.at = saved["at"].tolist()
             self.count(self.load(self.n)[0])
             self.n += 1
-        for path in folder.glob("*.*"):
-            if path.stem.isdigit() and int(path.stem) >= self.n:                # begun, or damaged
-                path.unlink()
-
-    def whole(self, k: int) -> bool:
-        with contextlib.suppress(OSError, ValueError, zipfile.BadZipFile, KeyError), np.load(self.path(k, "npz")) as saved:
-            self.at, size = saved["at"].tolist(), int(saved["size"])
-            return self.path(k, "bin").stat().st_size == size
-        return False
 
     def path(self, k: int, suffix: str) -> Path:
         return self.folder / f"{k:06d}.{suffix}"
@@ -273,29 +257,27 @@ class Parts:
             return documents_of(saved["rows"]), np.memmap(self.path(k, "bin"), self.dtype, "r").view(np.ndarray)
 
     def count(self, documents: np.ndarray) -> None:
-        code, fractions = split_of(documents, self.corpus.fractions, few=False), self.corpus.fractions
+        code, tokens = split_of(documents, self.fractions, few=False), documents["tokens"]
         self.documents += len(documents)
-        self.tokens += int(documents["tokens"][code == 0].sum() + documents["tokens"][code == CUT].sum() * fractions[0])
+        self.tokens += int(tokens[code == 0].sum() + tokens[code == CUT].sum() * self.fractions[0])
 
     def append(self, data: bytes, rows: np.ndarray, at: list) -> None:
         self.file = self.file or open(self.path(self.n, "tmp"), "wb")
         save(self.file, data)
-        self.rows.append(rows)
-        if rows["last"][-1]:
-            self.count(documents_of(np.concatenate(self.rows[self.counted:])))
-            self.counted, self.at = len(self.rows), at
+        self.new.append(rows)
+        if rows["last"][-1]:                                                    # no part ends within a document
+            new, self.new, self.at = np.concatenate(self.new), [], at
+            self.count(documents_of(new))
+            self.rows.append(new)
             if self.file.tell() >= PART_BYTES or sum(map(len, self.rows)) >= PART_ROWS:
                 self.finish()
 
     def finish(self) -> None:
         if self.file:
-            size = self.file.tell()
-            sync(self.file)
-            self.file.close()
-            os.replace(self.file.name, self.path(self.n, "bin"))
+            finish(self.file, self.path(self.n, "bin"))
             with atomic_write(self.path(self.n, "npz"), "wb") as f:
-                np.savez(f, rows=np.concatenate(self.rows), at=self.at, size=size)
-            self.n, self.file, self.rows, self.counted = self.n + 1, None, [], 0
+                np.savez(f, rows=np.concatenate(self.rows), at=self.at)
+            self.n, self.file, self.rows = self.n + 1, None, []
 
 def save(f, data) -> None:
     """Write, with the file's name in the error: a write says nothing of where the disk is full."""
@@ -304,12 +286,15 @@ def save(f, data) -> None:
     except OSError as e:
         raise OSError(e.errno, e.strerror, f.name) from None
 
-def sync(f) -> None:
+def finish(f, path: Path) -> None:
+    """Give a temporary file that is wholly written its name."""
     try:
         f.flush()
         os.fsync(f.fileno())
     except OSError as e:
         raise OSError(e.errno, e.strerror, f.name) from None
+    f.close()
+    os.replace(f.name, path)
 
 def fill(corpus: Corpus, parts: Parts, units: Units, num_proc: int) -> None:
     """Read what is not in the parts yet: everything, or until train has its max_tokens."""
@@ -317,13 +302,13 @@ def fill(corpus: Corpus, parts: Parts, units: Units, num_proc: int) -> None:
         return corpus.max_tokens and parts.tokens >= corpus.max_tokens and parts.documents >= FEW
     all_at_once = not any(f.split for f in corpus.files)                        # train full: then val and test end too
     total = corpus.max_tokens or sum(f.path.stat().st_size for f in corpus.files if f.path) or None
-    bar = tqdm(total=total, desc="reading", unit=" tokens" if corpus.max_tokens else "B", unit_scale=True, disable=None,
-               leave=False)
-    with bar, Workers(num_proc) as workers:
-        if is_full() and all_at_once:
-            return
-        encode = functools.partial(units.encode, ends=corpus.ends)
-        for (data, rows), at, position in workers.in_order(encode, jobs(corpus, parts.at, is_full)):
+    unit = " tokens" if corpus.max_tokens else "B"
+    encode = functools.partial(units.encode, ends=corpus.ends)
+    if is_full() and all_at_once:
+        return
+    with tqdm(total=total, desc="reading", unit=unit, unit_scale=True, disable=None, leave=False) as bar, \
+            contextlib.closing(in_order(encode, jobs(corpus, parts.at, is_full), num_proc)) as encoded:
+        for (data, rows), at, position in encoded:
             parts.append(data, rows, at)
             bar.update((parts.tokens if corpus.max_tokens else position) - bar.n)
             if is_full() and all_at_once:
@@ -442,11 +427,9 @@ class Writer:
         if self.file:
             self.file.seek(0)
             save(self.file, shard_header(self.size, self.dtype))
-            sync(self.file)
-            self.file.close()
-            sha256, path = digest(self.file.name), Path(self.file.name.removesuffix(".tmp"))
-            os.replace(self.file.name, path)
-            self.counts["shards"].append({"file": path.name, "tokens": self.size, "sha256": sha256})
+            path = Path(self.file.name.removesuffix(".tmp"))
+            finish(self.file, path)
+            self.counts["shards"].append({"file": path.name, "tokens": self.size, "sha256": digest(path)})
             self.counts["tokens"] += self.size
             self.file = None
 
@@ -514,8 +497,7 @@ def corpus_of(dataset, input: list[str], split, separator, text_key, source) -> 
         name = Path(input[0]).resolve().name.split(".")[0] if len(files) == 1 or os.path.isdir(input[0]) else "input"
         if separator:
             separator = separator.replace("\\n", "\n").replace("\\r", "\r").replace("\\t", "\t")
-        return Corpus(name or "input", files, fractions=fractions, widen=split is None, separator=separator,
-                      text_key=text_key or "text")
+        return Corpus(name or "input", files, fractions=fractions, separator=separator, text_key=text_key or "text")
     if dataset not in DATASETS:
         hint = "a folder of shards needs no preparation: train.py --dataset PATH" if os.path.isdir(dataset) else \
             "for files of your own: --input"
@@ -535,17 +517,18 @@ def corpus_of(dataset, input: list[str], split, separator, text_key, source) -> 
     return corpus
 
 def sources(corpus: Corpus) -> str:
-    """A digest of what is read: names, and of files on this machine size, time of change, first and last bytes."""
-    lines = hashlib.sha256()
+    """A digest of what is read: the files' names, and of those on this machine the content; of a long one its first
+    million bytes, its size and the time of its last change."""
+    all_files = hashlib.sha256()
     for f in corpus.files:
         facts = [f.name, f.revision, f.key, f.split, f.span, f.members]
         if f.path:
             with open(f.path, "rb") as raw:
                 status = os.fstat(raw.fileno())
-                facts += [status.st_size, status.st_mtime_ns, raw.read(2**12), raw.seek(max(status.st_size - 2**12, 0)),
-                          raw.read()]
-        lines.update(repr(facts).encode(errors="surrogateescape"))
-    return lines.hexdigest()[:16]
+                facts += [status.st_size, status.st_mtime_ns if status.st_size > 2**20 else 0]
+                all_files.update(raw.read(2**20))
+        all_files.update(repr(facts).encode(errors="surrogateescape"))
+    return all_files.hexdigest()[:16]
 
 def code() -> str:
     """A digest of the code that decides the bytes: parts of another version are not gone on with."""
@@ -565,7 +548,7 @@ def make(corpus: Corpus, out: Path, tokenizer: str, settings: dict, num_proc: in
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         write_json(folder / "record.json", record)
-    parts = Parts(folder, corpus, units)
+    parts = Parts(folder, units.dtype, corpus.fractions)
     fill(corpus, parts, units, num_proc)
     tok, counts = write_shards(corpus, out, parts, units)
     if not counts["train"]["tokens"]:
@@ -576,7 +559,7 @@ def make(corpus: Corpus, out: Path, tokenizer: str, settings: dict, num_proc: in
     if corpus.name == "pystdlib":
         meta["python"] = platform.python_version()
     write_json(out / "meta.json", meta)
-    shutil.rmtree(folder)
+    shutil.rmtree(folder, ignore_errors=True)
     return meta
 
 def write_json(path: Path, value: dict) -> None:
@@ -617,6 +600,7 @@ def prepare(dataset: str | None = None, input=None, tokenizer: str | None = None
     input = [str(p) for p in ([input] if isinstance(input, (str, os.PathLike)) else input or [])]
     corpus = corpus_of(dataset, input, split, separator, text_key, source)
     corpus.errors, corpus.max_tokens, tokenizer = errors, max_tokens, tokenizer or corpus.tokenizer
+    corpus.widen = bool(input) and split is None and max_tokens is None
     # What the tokens depend on. A folder made with other settings is not taken for this one.
     settings = {"dataset": dataset or "input", "tokenizer": tokenizer, "max_tokens": max_tokens,
                 "split": [round(f, 6) for f in corpus.fractions], "widen": corpus.widen, "errors": errors,

@@ -15,7 +15,7 @@ import importlib.util
 import json
 import os
 import re
-import stat
+import sys
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -62,29 +62,25 @@ class Corpus:
 
 KINDS = {".txt": "text", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}
 FOREIGN = (".tar", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".rar", ".lz4", ".pdf", ".docx", ".epub", ".bin", ".npy")
-UNPACK = "Unpack or convert it to .txt, .jsonl or .parquet (.txt and .jsonl also in .gz or .zip)."
 
-def inner(name) -> str:
-    """A name without .gz or .zip after it, in small letters."""
-    return re.sub(r"(?<=.)\.(gz|zip)$", "", str(name).lower())
+def suffix_of(name) -> str:
+    """The suffix of a name in small letters, without .gz or .zip after it."""
+    return PurePosixPath(re.sub(r"(?<=.)\.(gz|zip)$", "", str(name).lower())).suffix
 
 def kind_of(name) -> str:
-    """'text', 'json' or 'parquet'; a suffix that says nothing is text."""
-    suffix = PurePosixPath(inner(name)).suffix
-    return "json" if suffix == ".json" else KINDS.get(suffix, "text")
+    """'text', 'json' or 'parquet'; a suffix that says nothing is text. A .json is read when it is named: most are settings."""
+    return KINDS.get(suffix_of(name), "json" if suffix_of(name) == ".json" else "text")
 
-def is_text(name) -> bool:
-    """Whether a file in a folder or a .zip is read though nobody named it. A .json is not: most are settings."""
-    return PurePosixPath(inner(name)).suffix in KINDS
+LITTER = {"__MACOSX", "__pycache__", "node_modules"}
 
 def litter(name: str) -> bool:
-    return name.startswith(".") or name in ("__MACOSX", "__pycache__", "node_modules")
+    return name.startswith(".") or name in LITTER
 
 def made_by_us(folder: Path) -> bool:
     """A data folder or a run, also an unfinished one; or a virtual environment."""
-    there = {p.name for p in folder.iterdir()} if os.access(folder, os.R_OK | os.X_OK) else set()
-    return "pyvenv.cfg" in there or "ckpt.pt" in there or {"config.json", "log.jsonl"} <= there or "parts" in there or \
-        "meta.json" in there and any(n.startswith("train_") for n in there)
+    there = {p.name for p in folder.iterdir()}
+    return not there.isdisjoint({"ckpt.pt", "parts", "pyvenv.cfg"}) or {"config.json", "log.jsonl"} <= there or \
+        {"meta.json", "train_000000.bin"} <= there
 
 def walk(folder: Path):
     """The files in a folder, at any depth, that are not hidden, a system's or our own."""
@@ -93,70 +89,60 @@ def walk(folder: Path):
         yield from (Path(root, n) for n in names if not litter(n))
 
 def input_files(patterns: list[str]) -> tuple[list[File], collections.Counter]:
-    """The files that --input names, each once, and how many of each suffix are left out.
+    """The files that --input names, each once, and of each suffix how many are left out.
 
-    A file that is named is read, whatever its suffix is, and so is what *.py names; of a folder, of 'c/**' and of a
-    .zip with several files in it, the text files are read. Sorted within a folder or pattern.
+    What is named is read, as book.md or '*.py'; of a folder, of 'c/**' and of a .zip with several files, the text files.
     """
-    found, left_out = {}, collections.Counter()
+    found, left_out = {}, {}
     for pattern in patterns:
-        if os.path.exists(pattern):
-            named = [Path(pattern)]
-        else:
-            named = [p for p in map(Path, sorted(glob.glob(pattern, recursive=True)))
-                     if not any(litter(part) or part == "parts" for part in p.parts[:-1] if part != "..")]
-        if not named:
-            raise UserError(f"--input {pattern}: there is no such file or folder.")
-        choose = not os.path.exists(pattern) and not Path(pattern).suffix               # as in 'c/**'
-        before = len(found), sum(left_out.values())
-        for path in named:
-            inside = sorted(walk(path)) if path.is_dir() else [path]
-            for p in inside:
-                if (choose or path.is_dir()) and not is_text(p.name):
-                    left_out[p.suffix or p.name] += not p.is_dir()
-                else:
-                    found.setdefault(os.path.realpath(p), (p.relative_to(path).as_posix() if path.is_dir() else p.name, p))
-        if (len(found), sum(left_out.values())) == before or not found:
-            if not any(os.path.realpath(p) in found for p in named):
-                raise UserError(f"--input {pattern}: the folder has no .txt, .jsonl or .parquet file in it.")
-    files = []
-    for name, path in found.values():
-        if path.suffix.lower() in FOREIGN or ".tar." in path.name.lower():
-            raise UserError(f"{path}: this kind of file is not read. {UNPACK}")
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise UserError(f"{path} is a pipe or a device, which cannot be read a second time. Save it to a file first.")
-        if kind_of(name) == "parquet":
-            if path.suffix.lower() != ".parquet":
-                raise UserError(f"{path}: parquet in an archive is not read. Unpack it first.")
-            need("pyarrow", path, "convert it to .jsonl")
-        file = File(name, path)
-        if path.suffix.lower() == ".zip":
-            file.members = zip_members(path, left_out)
-        files.append(file)
-    return files, left_out
+        exact = os.path.exists(pattern)
+        named = [pattern] if exact else sorted(glob.glob(pattern, recursive=True))
+        paths = {}                                                              # path -> its name, and whether it is asked for
+        for path in map(Path, named):
+            if path.is_dir():
+                paths |= {p: (p.relative_to(path).as_posix(), False) for p in sorted(walk(path))}
+            else:
+                paths[path] = path.name, exact or bool(Path(pattern).suffix)
+        if not exact:
+            ours = {f for f in {p.parent for p in paths} if not LITTER.isdisjoint(f.parts) or made_by_us(f)}
+            paths = {p: what for p, what in paths.items() if p.parent not in ours}
+        chosen = {p: name for p, (name, asked) in paths.items() if asked or suffix_of(name) in KINDS}
+        if not chosen:
+            what = "there is no .txt, .jsonl or .parquet file in it" if named else "there is no such file or folder"
+            raise UserError(f"--input {pattern}: {what}.")
+        for p, name in chosen.items():
+            found.setdefault(os.path.realpath(p), File(name, p))
+        left_out |= {os.path.realpath(p): p.suffix or p.name for p in paths if p not in chosen}
+    for f in found.values():
+        packed = f.path.suffix.lower() in (".gz", ".zip")
+        if f.path.suffix.lower() in FOREIGN or ".tar." in f.path.name.lower() or packed and kind_of(f.name) == "parquet":
+            raise UserError(f"{f.path}: this kind of file is not read. Unpack or convert it to .txt, .jsonl or .parquet "
+                            f"(.txt and .jsonl also in .gz or .zip).")
+        if not f.path.is_file():
+            raise UserError(f"{f.path} is a pipe or a device, which cannot be read a second time. Save it to a file first.")
+        if kind_of(f.name) == "parquet":
+            need("pyarrow", f.path, "convert it to .jsonl")
+        if f.path.suffix.lower() == ".zip":
+            f.members, others = zip_members(f.path)
+            left_out |= {f"{f.path}: {name}": PurePosixPath(name).suffix or name for name in others}
+    return list(found.values()), collections.Counter(suffix for path, suffix in left_out.items() if path not in found)
 
-def zip_members(path: Path, left_out) -> list[str]:
-    """The names of the files in a .zip that are read, sorted: the text files, or the only one."""
+def zip_members(path: Path) -> tuple[list[str], set[str]]:
+    """The names of the files in a .zip that are read, sorted, which are the text files, or the only file; and the others."""
     with damage(path), zipfile.ZipFile(path) as z:
-        infos = [i for i in z.infolist() if not i.is_dir() and not any(map(litter, PurePosixPath(i.filename).parts))]
-    members = [i for i in infos if len(infos) == 1 or is_text(i.filename)]
-    for i in infos:
-        if i not in members:
-            left_out[PurePosixPath(i.filename).suffix or i.filename] += 1
-    for i in members:
-        if i.flag_bits & 1:
+        infos = {i.filename: i for i in z.infolist()
+                 if not i.is_dir() and not any(map(litter, PurePosixPath(i.filename).parts))}
+    members = sorted(name for name in infos if len(infos) == 1 or suffix_of(name) in KINDS)
+    for name in members:
+        if infos[name].flag_bits & 1:
             raise UserError(f"{path} is encrypted. Unpack it first.")
-        if inner(i.filename) != i.filename.lower() or kind_of(i.filename) == "parquet" or i.filename.endswith(FOREIGN):
-            raise UserError(f"{path} has {i.filename} in it, which is packed itself. Unpack {path.name} first.")
-    return sorted(i.filename for i in members)
+        if name.lower().endswith((".gz", ".zip", ".parquet", *FOREIGN)):
+            raise UserError(f"{path} has {name} in it, which is packed itself. Unpack {path.name} first.")
+    return members, infos.keys() - set(members)
 
 def need(module: str, what, otherwise: str) -> None:
     """UserError when a library that only some inputs need is missing; asked before work begins."""
-    try:
-        there = importlib.util.find_spec(module)
-    except ValueError:                                                          # it is there, but as None
-        there = None
-    if not there:
+    if module in sys.modules and sys.modules[module] is None or not importlib.util.find_spec(module):
         raise UserError(f"{what} needs {module}: pip install {module}, or {otherwise}.")
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -237,25 +223,23 @@ def text_documents(chunks, separator: str | None):
             if edge:
                 stop -= rest.endswith(b"\n", start, stop)
                 after += 2 if rest.startswith(b"\r\n", after) else rest.startswith(b"\n", after)
-            if stop < m.start() or not edge:
+            if stop < m.start() or separator[0] == "\n":
                 stop -= rest.endswith(b"\r", start, stop)
-            for piece in pieces(rest[start:stop]):
-                yield piece
+            *pieces, text = split_long(rest[start:stop], PIECE)
+            yield from ((piece, False) for piece in pieces)
+            yield text, True
             start = after
-        rest = rest[start:]
-        while chunk is not None and len(rest) > PIECE + margin:
-            cut = cut_point(rest)
-            yield rest[:cut], False
-            rest = rest[cut:]
-    yield from pieces(rest)
+        *pieces, rest = split_long(rest[start:], PIECE + (margin if chunk is not None else 0))
+        yield from ((piece, False) for piece in pieces)
+    yield rest, True
 
-def pieces(text: bytes):
-    """A document as (text, last) pieces of at most PIECE bytes."""
-    while len(text) > PIECE:
+def split_long(text: bytes, most: int):
+    """A text in pieces of at most PIECE bytes; the last may have `most`."""
+    while len(text) > most:
         cut = cut_point(text)
-        yield text[:cut], False
+        yield text[:cut]
         text = text[cut:]
-    yield text, True
+    yield text
 
 def json_documents(stream, name, corpus: Corpus):
     """The texts in JSON lines."""
