@@ -122,6 +122,7 @@ class ByteTokenizer:
         return ids[ids != 256].astype(np.uint8).tobytes()
 
     def decode(self, ids) -> str:
+        """The text; an end token is nothing, and half a character is U+FFFD."""
         return self.decode_bytes(ids).decode(errors="replace")
 
     def describe(self) -> dict:
@@ -145,10 +146,6 @@ class CharTokenizer:
 
     def encode(self, text: str) -> np.ndarray:
         """Ids (len(text),). UserError names the first character that is not in the vocabulary."""
-        if text.isascii():
-            raw = text.encode().translate(self.ascii)
-            if b"\xff" not in raw:
-                return np.frombuffer(raw, np.uint8).astype(self.dtype)
         ids = self.table[np.frombuffer(utf8(text, "utf-32-le"), "<u4")]
         if len(ids) and ids.min() < 0:
             c = text[int(np.argmax(ids < 0))]
@@ -187,22 +184,21 @@ class GPT2Tokenizer:
     def load(self):
         """tiktoken's encoding. UserError, and not a long wait, when its ranks are not at hand and cannot be fetched."""
         if self.bpe is None:
-            result = []
+            result = [f"no answer in {RANKS_SECONDS} seconds"]
 
             def get():
                 try:
                     import tiktoken
-                    result.append(tiktoken.get_encoding("gpt2"))
+                    result.insert(0, tiktoken.get_encoding("gpt2"))
                 except Exception as e:          # requests, ssl, a bad cache, ...: all of them mean "no ranks"
-                    result.append(e)
+                    result.insert(0, type(e).__name__)
             thread = threading.Thread(target=get, daemon=True)                 # tiktoken itself waits without a limit
             thread.start()
             thread.join(RANKS_SECONDS)
-            if not result or isinstance(result[0], Exception):
-                why = type(result[0]).__name__ if result else f"no answer in {RANKS_SECONDS} seconds"
+            if isinstance(result[0], str):
                 raise UserError(
                     f"the gpt2 tokenizer needs its ranks once from openaipublic.blob.core.windows.net, and that failed "
-                    f"({why}). Connect, or set TIKTOKEN_CACHE_DIR to such a folder from a connected machine, or use "
+                    f"({result[0]}). Connect, or set TIKTOKEN_CACHE_DIR to such a folder from a connected machine, or use "
                     f"--tokenizer byte.")
             self.bpe = result[0]
         return self.bpe
@@ -217,9 +213,7 @@ class GPT2Tokenizer:
         ids = check_ids(self, ids)
         return self.load().decode_bytes(ids[ids != self.end].tolist())
 
-    def decode(self, ids) -> str:
-        """The text; an end token is nothing, and half a character is U+FFFD."""
-        return self.decode_bytes(ids).decode(errors="replace")
+    decode = ByteTokenizer.decode
 
     def describe(self) -> dict:
         return {"kind": "gpt2"}

@@ -78,7 +78,10 @@ def litter(name: str) -> bool:
 
 def made_by_us(folder: Path) -> bool:
     """A data folder or a run, also an unfinished one; or a virtual environment."""
-    there = {p.name for p in folder.iterdir()}
+    try:
+        there = set(os.listdir(folder))
+    except OSError:                                                             # not ours to read
+        return False
     return not there.isdisjoint({"ckpt.pt", "parts", "pyvenv.cfg"}) or {"config.json", "log.jsonl"} <= there or \
         {"meta.json", "train_000000.bin"} <= there
 
@@ -86,7 +89,7 @@ def walk(folder: Path):
     """The files in a folder, at any depth, that are not hidden, a system's or our own."""
     for root, folders, names in os.walk(folder):
         folders[:] = [f for f in folders if not litter(f) and not made_by_us(Path(root, f))]
-        yield from (Path(root, n) for n in names if not litter(n))
+        yield from (Path(root, n) for n in names if not litter(n) and os.path.isfile(os.path.join(root, n)))
 
 def input_files(patterns: list[str]) -> tuple[list[File], collections.Counter]:
     """The files that --input names, each once, and of each suffix how many are left out.
@@ -286,43 +289,39 @@ def parquet_documents(file: File, corpus: Corpus, size: int):
     """(key, text) of the rows of a parquet file, about two million bytes at a time."""
     import pyarrow as pa
     import pyarrow.parquet as pq
-    path = file.path
-    with pq.ParquetFile(path, pre_buffer=False, buffer_size=2**20) as f:        # not a whole column chunk at once
+    with pq.ParquetFile(file.path, pre_buffer=False, buffer_size=2**20) as f:   # not a whole column chunk at once
         columns = [corpus.text_key] + ([corpus.id_key] if corpus.id_key else [])
+        types = {field.name: str(field.type) for field in f.schema_arrow}
         for column in columns:
-            if column not in f.schema_arrow.names:
-                flag = " Name the text with --text_key." if column == corpus.text_key else ""
-                there = ", ".join(map(repr, f.schema_arrow.names))
-                raise UserError(f"{path} has no column {column!r}, only {there}.{flag}")
-            kind = str(f.schema_arrow.field(column).type)
-            if not re.match(r"(large_)?string|dictionary<values=(large_)?string", kind):
-                raise UserError(f"{path}: the column {column!r} is {kind}, which is not text. Choose --text_key.")
-        leaf = next(i for i in range(f.metadata.num_columns)
-                    if f.metadata.schema.column(i).path == corpus.text_key)
-        number, rows = 0, max(f.metadata.num_rows, 1)
+            if column not in types:
+                raise UserError(f"{file.path} has no column {column!r}, only {', '.join(map(repr, types))}. "
+                                f"Name the text with --text_key.")
+            if not re.match(r"(large_)?string|dictionary<values=(large_)?string", types[column]):
+                raise UserError(f"{file.path}: the column {column!r} is {types[column]}, which is not text. Choose --text_key.")
+        leaf = next(i for i in range(f.metadata.num_columns) if f.metadata.schema.column(i).path == corpus.text_key)
+        number = 0
         for group in range(f.num_row_groups):
             column = f.metadata.row_group(group).column(leaf)
             average = column.total_uncompressed_size // max(column.num_values, 1) + 1
             if min(column.total_uncompressed_size, 1024 * average) > PAGE:      # its writers count 1,024 rows, then bytes
-                raise UserError(f"{path}: the rows of row group {group} are so long ({average / 1e6:.1f} MB in the mean) that "
-                                f"{column.total_uncompressed_size / 1e6:,.0f} MB must be read at once. Write it again with "
+                raise UserError(f"{file.path}: the rows of row group {group} are so long ({average / 1e6:.1f} MB in the mean) "
+                                f"that {column.total_uncompressed_size / 1e6:,.0f} MB must be read at once. Write it again with "
                                 f"smaller groups (pyarrow: row_group_size={max(PAGE // average, 1)}), or as .jsonl.")
-            at_once = min(max(2**21 // average, 1), 256)
-            for batch in f.iter_batches(at_once, [group], columns, use_threads=False):
+            for batch in f.iter_batches(min(max(2**21 // average, 1), 256), [group], columns, use_threads=False):
                 texts, *ids = (batch.column(c).cast(pa.large_binary()) for c in columns)
                 for i, text in enumerate(texts):
-                    number += 1
-                    if (text := text.as_py()) is None:
+                    number, text = number + 1, text.as_py()
+                    if text is None:
                         continue
-                    where = f"{path}, row {number}"
                     if len(text) > LONG:
-                        raise UserError(f"{where} is longer than {LONG >> 20} MiB. Leave it out, or make it a .txt file.")
+                        raise UserError(f"{file.path}, row {number} is longer than {LONG >> 20} MiB. Leave it out, or make it "
+                                        f"a .txt file.")
                     try:
                         decoded = text.decode(errors=corpus.errors)
                     except UnicodeDecodeError as e:
-                        raise not_utf8(where, text[e.start], e.start) from None
-                    file.position = lambda: size * number // rows
+                        raise not_utf8(f"{file.path}, row {number}", text[e.start], e.start) from None
                     yield ids[0][i].as_py() if ids else None, text if corpus.errors == "strict" else decoded.encode()
+                file.position = lambda: size * number // f.metadata.num_rows
 
 def read(file: File, corpus: Corpus):
     """(key, text, last) of all documents of one file; `key` or, when it is None, the text decides the split."""
