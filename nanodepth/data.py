@@ -68,9 +68,9 @@ class Tokens:
     """One split as one long sequence over its shards, of which at most MAPPED are open at a time."""
 
     def __init__(self, paths):
-        self.paths = [Path(p) for p in paths]
-        self.shard = functools.lru_cache(MAPPED)(lambda i: read_shard(self.paths[i]))
-        self.lengths = [len(self.shard(i)) for i in range(len(self.paths))]
+        self.paths = paths = [Path(p) for p in paths]
+        self.shard = functools.lru_cache(MAPPED)(lambda i: read_shard(paths[i]))            # (n,) of shard i
+        self.lengths = [len(self.shard(i)) for i in range(len(paths))]
         self.starts = np.cumsum([0] + self.lengths)                             # where each shard starts, and the end
 
     def __len__(self) -> int:

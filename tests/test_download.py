@@ -188,8 +188,8 @@ def test_the_hub_by_its_own_library(server, tmp_path):
         assert done.returncode == 0, done.stderr
         assert byte_documents(tmp_path / f"d{i}", "train") == [t.encode() for t in train]
     revision = "f54c09fd23315a6f9c86f9dc80f725de7d8f9c64"
-    assert server.seen == [f"/datasets/roneneldan/TinyStories/resolve/{revision}/TinyStoriesV2-GPT4-{n}.txt"
-                           for n in ("train", "valid")]
+    assert [path for path in server.seen if "/resolve/" in path] == [f"/datasets/roneneldan/TinyStories/resolve/{revision}/TinyStoriesV2-GPT4-{n}.txt"
+                                                                     for n in ("train", "valid")]
     (server.folder / "roneneldan/TinyStories/TinyStoriesV2-GPT4-valid.txt").unlink()
     done = subprocess.run([*command, "d3"], cwd=tmp_path, env={**env, "HF_HOME": str(tmp_path / "other")},
                           capture_output=True, text=True)
