@@ -1,6 +1,9 @@
 """Shards, tokenizers and data folders."""
 import json
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -234,15 +237,19 @@ def test_a_prepared_folder_keeps_its_tokenizer(tmp_path):
 
 def test_more_shards_than_files_may_be_open(tmp_path):
     """256 open files are what macOS allows; FineWeb-Edu's sample has 100 shards, its whole 13,000."""
-    resource = pytest.importorskip("resource")
+    pytest.importorskip("resource")
     for i in range(300):
         write_shard(tmp_path / f"x_train_{i:06d}.bin", [i, i + 1])
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, limits[1]), limits[1]))
-    try:
-        train = load_data(tmp_path).train
-        assert list(train.window(0, 600)) == [t for i in range(300) for t in (i, i + 1)]
-        for i in np.random.default_rng(0).integers(300, size=1000):
-            assert list(train.window(2 * i, 2)) == [i, i + 1]
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    code = f"""
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+sys.path.insert(0, {str(Path(data.__file__).parent.parent)!r})
+import numpy as np
+from nanodepth.data import load_data
+train = load_data({str(tmp_path)!r}).train
+assert list(train.window(0, 600)) == [t for i in range(300) for t in (i, i + 1)]
+for i in np.random.default_rng(0).integers(300, size=1000):
+    assert list(train.window(2 * i, 2)) == [i, i + 1]
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
