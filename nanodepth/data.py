@@ -85,9 +85,9 @@ class Tokens:
         i = int(np.searchsorted(self.starts, start, side="right")) - 1         # the shard that holds `start`
         while start < stop:
             end = min(stop, int(self.starts[i + 1]))
-            parts.append(self.shard(i)[start - self.starts[i]:end - self.starts[i]])
+            parts.append(self.shard(i)[start - self.starts[i]:end - self.starts[i]].astype(np.int64))
             start, i = end, i + 1
-        return np.concatenate(parts).astype(np.int64) if parts else np.empty(0, np.int64)
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def largest(self, most: int = 100_000) -> int:
         """The largest id among the first `most` tokens of each shard: does a vocabulary fit? -1 when there is none."""
