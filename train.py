@@ -258,7 +258,7 @@ def main(argv) -> None:
     data = open_data(s.dataset, s.tokenizer)
     vocab_size = s.vocab_size or data.vocab_size
     if vocab_size is None:
-        raise UserError(f"{s.dataset} does not say how many tokens its vocabulary has; give --vocab_size.")
+        raise UserError(f"{s.dataset} does not say how many tokens its vocabulary has; give --vocab_size or --tokenizer.")
     if data.vocab_size is not None and vocab_size < data.vocab_size:
         raise UserError(f"--vocab_size is {vocab_size}; the vocabulary of {s.dataset} has {data.vocab_size} tokens.")
     data.check_window(seq_len)

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import tiktoken
 
+import sample
 from nanodepth import data
 from nanodepth.files import UserError
 from corpora import raw_tokens, toy_gpt2
+from tiny import checkpoint, go
 from nanodepth.data import ByteTokenizer, CharTokenizer, GPT2Tokenizer, Tokens, load_data, read_shard, tokenizer_from, write_shard
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -253,3 +255,20 @@ for i in np.random.default_rng(0).integers(300, size=1000):
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+def test_foreign_shards_train_and_speak(tmp_path, capsys):
+    """A folder of llm.c's format with names of its own: what sample.py then needs is in the checkpoint."""
+    text = np.frombuffer(b"the cat sat on a mat " * 200, np.uint8)
+    (tmp_path / "shards").mkdir()
+    for name in ("corpus_train_000001.bin", "corpus_val_000000.bin"):
+        write_shard(tmp_path / "shards" / name, text)
+    with pytest.raises(UserError, match="does not say how many tokens its vocabulary has; give --vocab_size"):
+        go("--dataset", tmp_path / "shards", "--out_dir", tmp_path / "run", "--max_iters", 1)
+    go("--dataset", tmp_path / "shards", "--out_dir", tmp_path / "run", "--max_iters", 1, "--tokenizer", "byte")
+    for f in (tmp_path / "shards").iterdir():
+        f.unlink()                                              # the data is not needed any more
+    assert checkpoint(tmp_path / "run")["tokenizer"] == {"kind": "byte"}
+    capsys.readouterr()
+    sample.main(["--out_dir", str(tmp_path / "run"), "--prompt", "the ", "--num_samples", "1", "--max_new_tokens", "5",
+                 "--device", "cpu"])
+    assert capsys.readouterr().out.startswith("the ")
