@@ -61,8 +61,8 @@ def network(name):
         if isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
             raise
         why = (str(e).strip() or type(e).__name__).splitlines()[0][:200]
-        raise Unfinished(f"{name} did not come: {why} Run the same command again, set HF_ENDPOINT to a mirror of the hub, "
-                         f"name a folder that has the file with --source, or use --dataset pystdlib.") from None
+        raise Unfinished(f"{name} did not come: {why} Run the same command again, set HF_ENDPOINT to a mirror of the "
+                         f"hub, name a folder that has the file with --source, or use --dataset pystdlib.") from None
 
 def hub(repo: str, revision: str, name: str, split=None) -> File:
     """A file of a data set on the Hugging Face hub, whose library keeps it, goes on with it and checks it."""
@@ -82,9 +82,10 @@ def text8() -> Corpus:
             with network(TEXT8), urllib.request.urlopen(TEXT8, timeout=30) as answer, atomic_write(path, "wb") as f:
                 shutil.copyfileobj(answer, f)
         return path
-    ends = {"train": (0, 90_000_000), "val": (90_000_000, 95_000_000), "test": (95_000_000, 100_000_000)}
-    files = [File("text8.zip", fetch=fetch, split=s, members=["text8"], span=span,
-                  sha256="a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232") for s, span in ends.items()]
+    spans = {"train": (0, 90_000_000), "val": (90_000_000, 95_000_000), "test": (95_000_000, 100_000_000)}
+    sha256 = "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232"
+    files = [File("text8.zip", fetch=fetch, sha256=sha256, split=split, members=["text8"], span=span)
+             for split, span in spans.items()]
     return Corpus("text8", files, fractions=(0.9, 0.05, 0.05), ends=False, chars=" abcdefghijklmnopqrstuvwxyz")
 
 def tinystories() -> Corpus:
@@ -183,24 +184,22 @@ class Units:
         return stops, int(self.lengths[units].sum()) if self.gpt2 else len(units) - stops
 
 def in_order(f, items, n: int):
-    """(f(item), *rest) for each (item, size, *rest), in their order. `n` threads, which tiktoken and hashlib let run at once,
-    work ahead by a few items, of 2**25 bytes in all."""
-    pool, waiting, ahead = ThreadPoolExecutor(n), collections.deque(), 0
+    """(f(item), *rest) for each (item, *rest), in their order. `n` threads, which tiktoken and hashlib let run at once,
+    work a few items ahead."""
+    pool, waiting = ThreadPoolExecutor(n), collections.deque()
     try:
-        for item, size, *rest in items:
-            waiting.append((pool.submit(f, item), size, *rest))
-            ahead += size
-            while len(waiting) > 2 * n or ahead > 2**25 and len(waiting) > 1:
-                future, size, *rest = waiting.popleft()
-                ahead -= size
+        for item, *rest in items:
+            waiting.append((pool.submit(f, item), *rest))
+            if len(waiting) > 2 * n:
+                future, *rest = waiting.popleft()
                 yield future.result(), *rest
-        for future, size, *rest in waiting:
+        for future, *rest in waiting:
             yield future.result(), *rest
     finally:
         pool.shutdown(cancel_futures=True)
 
 def jobs(corpus: Corpus, start: list, is_full):
-    """Runs of pieces, a million bytes each: (pieces, bytes, where to go on after them, bytes of the files read so far).
+    """Runs of pieces, a million bytes each: (pieces, where to go on after them, bytes of the files read so far).
 
     `start`: the file to go on with, and how many of its documents are done.
     """
@@ -223,13 +222,13 @@ def jobs(corpus: Corpus, start: list, is_full):
             job.append((split, key, text, last))
             size += len(text)
             if size >= PIECE or len(job) >= 2**14:
-                yield job, size, [i, done], before + file.position()
+                yield job, [i, done], before + file.position()
                 job, size = [], 0
                 if last and file.split == "train" and is_full():
                     break
         before += os.path.getsize(file.path)
     if job:
-        yield job, size, [len(corpus.files), 0], before
+        yield job, [len(corpus.files), 0], before
 
 def digest(path) -> str:
     with open(path, "rb") as f:
@@ -336,7 +335,7 @@ def split_of(documents: np.ndarray, fractions: tuple, few: bool) -> np.ndarray:
     return np.where(given >= 0, given, np.where(few | (documents["bytes"] > LONG), CUT, by_hash))
 
 def settle(corpus: Corpus, parts: Parts) -> bool:
-    """Whether there are only a few documents; and corpus.fractions, as they must be for val and test not to be too small."""
+    """Whether there are only a few documents. corpus.fractions become such that val and test are not too small."""
     few = sum(np.count_nonzero(parts.load(k)[0]["split"] < 0) for k in range(parts.n)) < FEW
     while corpus.widen:
         tokens = np.zeros(3)
@@ -353,7 +352,7 @@ def settle(corpus: Corpus, parts: Parts) -> bool:
     return few
 
 def divided(corpus: Corpus, parts: Parts, units: Units, few: bool):
-    """(split, units) of everything that the shards hold, in order, about a million units of whole characters at a time."""
+    """(split, units) of everything that the shards hold, in order, a million units of whole characters at a time."""
     room, full = corpus.max_tokens or float("inf"), False
     end = np.array([units.end] if corpus.ends else [], units.dtype)
 
@@ -387,8 +386,9 @@ def divided(corpus: Corpus, parts: Parts, units: Units, few: bool):
             start, stop = stops[a - 1] if a else 0, stops[b - 1]
             if code[a] == CUT:
                 text = data[start:stop - len(end)]
-                at = [0, *(units.at_character(text, round(len(text) * f)) for f in np.cumsum(corpus.fractions)[:2]), len(text)]
-                for split, (i, j) in enumerate(pairwise(at)):
+                inner = (round(len(text) * f) for f in np.cumsum(corpus.fractions)[:2])
+                bounds = [0, *(units.at_character(text, i) for i in inner), len(text)]
+                for split, (i, j) in enumerate(pairwise(bounds)):
                     if i < j and corpus.fractions[split]:
                         yield from chunks(split, text[i:j])
                         yield from chunks(split, end)
@@ -413,7 +413,8 @@ class Writer:
     def write(self, ids: np.ndarray) -> None:
         while len(ids):
             if self.file is None:
-                self.file, self.size = open(self.folder / f"{self.split}_{len(self.counts['shards']):06d}.bin.tmp", "wb"), 0
+                name = f"{self.split}_{len(self.counts['shards']):06d}.bin.tmp"
+                self.file, self.size = open(self.folder / name, "wb"), 0
                 save(self.file, bytes(HEADER_BYTES))                            # zeros: no shard until it is finished
             room = SHARD_TOKENS - self.size
             part, ids = ids[:room], ids[room:]
@@ -628,7 +629,7 @@ def prepare(dataset: str | None = None, input=None, tokenizer: str | None = None
                 if not isinstance(e, Unfinished) or not list((out / "parts").glob("*.npz")):
                     for path in out.glob("*.bin*"):
                         path.unlink()
-                    shutil.rmtree(out / "parts")
+                    shutil.rmtree(out / "parts", ignore_errors=True)
                 raise
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"stopped; the same command goes on with {out}") from None
@@ -640,15 +641,17 @@ def prepare(dataset: str | None = None, input=None, tokenizer: str | None = None
     print(f"{out}: {summary(meta)}")
     tokens = meta["splits"]["val"]["tokens"]
     if corpus.fractions[1] and tokens < STEADY:
-        print(f"{out}: val has only {tokens:,} tokens, so its loss will not be steady. Give more text, or more of it to val "
-              f"with --split 80/10/10.", file=sys.stderr)
+        print(f"{out}: val has only {tokens:,} tokens, so its loss will not be steady. Give more text, or more of it "
+              f"to val with --split 80/10/10.", file=sys.stderr)
     return out
 
 def info(path) -> None:
     """Print what a data folder holds. UserError when a shard is not what meta.json says."""
     data = load_data(path)
     splits = data.meta.get("splits", {})
-    print(f"{data.path}: {data.meta.get('dataset', 'shards made elsewhere')}, vocabulary {data.vocab_size or 'unknown'}")
+    name = data.meta.get("dataset", "shards made elsewhere")
+    kind = data.tokenizer.describe()["kind"] if data.tokenizer else "unknown"
+    print(f"{data.path}: {name}, {kind} level, vocabulary {data.vocab_size or 'unknown'}")
     for s in SPLITS:
         facts = "".join(f", {splits[s][k]:,} {k}" for k in ("documents", "bytes") if s in splits)
         print(f"{s:<5} {len(getattr(data, s) or ()):>15,} tokens{facts}")
@@ -675,8 +678,8 @@ def main(argv) -> None:
     p.add_argument("--out", help="the data folder; data/NAME when not given")
     p.add_argument("--num_proc", type=int, help="workers; all cores when not given")
     p.add_argument("--max_tokens", help="at most so many tokens in train, as 2.0B, 500M or 20000; whole documents")
-    p.add_argument("--split", help="--input: the shares of train, val and test; 95/2.5/2.5 when not given, and more for val "
-                                   "and test when that is too little for them")
+    p.add_argument("--split", help="--input: the shares of train, val and test; 95/2.5/2.5 when not given, and more "
+                                   "for val and test where that is too little")
     p.add_argument("--separator", help="--input: what ends a document in a text file, as '<|endoftext|>' or '\\n\\n'")
     p.add_argument("--text_key", help="--input: the field or column with the text; 'text' when not given")
     p.add_argument("--errors", choices=("strict", "replace"),

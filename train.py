@@ -214,7 +214,8 @@ def start_from(model, state: dict, path: str) -> None:
 
 def claim(out_dir: Path, resume_at: int | None):
     """log.jsonl opened, and the lock that keeps other runs from this folder. A resumed run drops the lines after its
-    checkpoint; a new run moves the files of an earlier one to OUT_DIR/oldN, so that typing a command twice loses nothing."""
+    checkpoint; a new run moves the files of an earlier one to OUT_DIR/oldN, so that nothing is lost by typing the same
+    command twice."""
     out_dir.mkdir(parents=True, exist_ok=True)
     held = lock(out_dir, f"another run is writing to {out_dir}; choose another --out_dir.")
     path = out_dir / "log.jsonl"
@@ -258,7 +259,8 @@ def main(argv) -> None:
     data = open_data(s.dataset, s.tokenizer)
     vocab_size = s.vocab_size or data.vocab_size
     if vocab_size is None:
-        raise UserError(f"{s.dataset} does not say how many tokens its vocabulary has; give --vocab_size or --tokenizer.")
+        raise UserError(f"{s.dataset} does not say how many tokens its vocabulary has; give --vocab_size or "
+                        f"--tokenizer.")
     if data.vocab_size is not None and vocab_size < data.vocab_size:
         raise UserError(f"--vocab_size is {vocab_size}; the vocabulary of {s.dataset} has {data.vocab_size} tokens.")
     data.check_window(seq_len)

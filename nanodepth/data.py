@@ -161,7 +161,7 @@ class CharTokenizer:
             if self.end is not None:
                 ids[ids == 128] = self.end
             return ids
-        text = raw.tobytes().decode(errors="surrogateescape")                  # 0xFF becomes U+DCFF, which is in no text
+        text = raw.tobytes().decode(errors="surrogateescape")                  # 0xFF becomes U+DCFF, as in no text
         return self.ids[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")]
 
     def decode(self, ids) -> str:
@@ -198,8 +198,8 @@ class GPT2Tokenizer:
             if isinstance(result[0], str):
                 raise UserError(
                     f"the gpt2 tokenizer needs its ranks once from openaipublic.blob.core.windows.net, and that failed "
-                    f"({result[0]}). Connect, or set TIKTOKEN_CACHE_DIR to such a folder from a connected machine, or use "
-                    f"--tokenizer byte.")
+                    f"({result[0]}). Connect, or set TIKTOKEN_CACHE_DIR to such a folder from a connected machine, "
+                    f"or use --tokenizer byte.")
             self.bpe = result[0]
         return self.bpe
 
@@ -281,7 +281,7 @@ def load_data(path, tokenizer: str | None = None) -> Data:
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{meta_path} is damaged. Delete {path} and prepare it again.") from None
     if tokenizer not in (None, described["kind"]):
-        raise UserError(f"--tokenizer is {tokenizer}, and {path} was made with {described['kind']}. Leave the flag out.")
+        raise UserError(f"--tokenizer is {tokenizer}, and {path} was made with {described['kind']}. Leave it out.")
     splits = {s: Tokens([p for p, _ in shards[s]]) if shards[s] else None for s in SPLITS}
     for s in SPLITS:
         for (p, want), n in zip(shards[s], splits[s].lengths if splits[s] else ()):
@@ -313,10 +313,11 @@ def load_ready_made(path: Path, tokenizer: str | None) -> Data:
     largest = max(t.largest() for t in splits.values() if t)
     if tokenizer:
         if tokenizer not in ("byte", "gpt2"):
-            raise UserError(f"--tokenizer is {tokenizer!r}; for shards that were made elsewhere it can be byte or gpt2.")
+            raise UserError(f"--tokenizer is {tokenizer!r}; for shards made elsewhere it can be byte or gpt2.")
         vocab_size = {"byte": ByteTokenizer, "gpt2": GPT2Tokenizer}[tokenizer].vocab_size
         if largest >= vocab_size:
-            raise UserError(f"--tokenizer is {tokenizer}, which has {vocab_size:,} tokens, and {path} holds token {largest:,}.")
+            raise UserError(f"--tokenizer is {tokenizer}, which has {vocab_size:,} tokens, and {path} holds token "
+                            f"{largest:,}.")
     elif vocab_size and largest >= vocab_size:
         vocab_size = None
     kind = tokenizer or ("gpt2" if vocab_size == 50257 else None)

@@ -2,9 +2,9 @@
 
     for key, text, last in read(file, corpus): ...
 
-A text is UTF-8 bytes. A document of a text file that is longer than PIECE comes in pieces, and `last` tells that it
-ends; a line of JSON or a row of parquet is one piece, of at most LONG bytes. A byte order mark is no text. Everything
-else stays as it is, carriage returns too, but for a line break, \\n or \\r\\n, around a separator.
+A text is UTF-8 bytes. A document that is longer than PIECE comes in pieces, and `last` tells that it ends; a line of
+JSON or a row of parquet has at most LONG bytes. A byte order mark is no text. Everything else stays as it is, carriage
+returns too, but for a line break, \\n or \\r\\n, around a separator.
 """
 import codecs
 import collections
@@ -27,7 +27,7 @@ from nanodepth.files import UserError
 
 PIECE = 2**20                   # bytes of a long text that are read, and encoded, at a time
 LONG = 2**24                    # bytes of the longest line of JSON and the longest row of parquet
-PAGE = 2**27                    # bytes of the largest page of a parquet file, which its library reads as a whole
+PAGE = 96 * 2**20               # bytes of the largest page of a parquet file, which its library reads as a whole
 
 @dataclass
 class File:
@@ -68,7 +68,7 @@ def suffix_of(name) -> str:
     return PurePosixPath(re.sub(r"(?<=.)\.(gz|zip)$", "", str(name).lower())).suffix
 
 def kind_of(name) -> str:
-    """'text', 'json' or 'parquet'; a suffix that says nothing is text. A .json is read when it is named: most are settings."""
+    """'text', 'json' or 'parquet'; a suffix that says nothing is text. Only a .json that is named is read."""
     return KINDS.get(suffix_of(name), "json" if suffix_of(name) == ".json" else "text")
 
 LITTER = {"__MACOSX", "__pycache__", "node_modules"}
@@ -94,13 +94,13 @@ def walk(folder: Path):
 def input_files(patterns: list[str]) -> tuple[list[File], collections.Counter]:
     """The files that --input names, each once, and of each suffix how many are left out.
 
-    What is named is read, as book.md or '*.py'; of a folder, of 'c/**' and of a .zip with several files, the text files.
+    What is named is read, as book.md or '*.py'; of a folder, of 'c/**' and of a .zip of several files, the text files.
     """
     found, left_out = {}, {}
     for pattern in patterns:
         exact = os.path.exists(pattern)
         named = [pattern] if exact else sorted(glob.glob(pattern, recursive=True))
-        paths = {}                                                              # path -> its name, and whether it is asked for
+        paths = {}                                                              # path -> name, and whether asked for
         for path in map(Path, named):
             if path.is_dir():
                 paths |= {p: (p.relative_to(path).as_posix(), False) for p in sorted(walk(path))}
@@ -117,21 +117,21 @@ def input_files(patterns: list[str]) -> tuple[list[File], collections.Counter]:
             found.setdefault(os.path.realpath(p), File(name, p))
         left_out |= {os.path.realpath(p): p.suffix or p.name for p in paths if p not in chosen}
     for f in found.values():
-        packed = f.path.suffix.lower() in (".gz", ".zip")
-        if f.path.suffix.lower() in FOREIGN or ".tar." in f.path.name.lower() or packed and kind_of(f.name) == "parquet":
-            raise UserError(f"{f.path}: this kind of file is not read. Unpack or convert it to .txt, .jsonl or .parquet "
-                            f"(.txt and .jsonl also in .gz or .zip).")
+        suffix, packed_parquet = f.path.suffix.lower(), f.path.name.lower().endswith((".parquet.gz", ".parquet.zip"))
+        if suffix in FOREIGN or ".tar." in f.path.name.lower() or packed_parquet:
+            raise UserError(f"{f.path}: this kind of file is not read. Unpack or convert it to .txt, .jsonl or "
+                            f".parquet (.txt and .jsonl also in .gz or .zip).")
         if not f.path.is_file():
-            raise UserError(f"{f.path} is a pipe or a device, which cannot be read a second time. Save it to a file first.")
+            raise UserError(f"{f.path} is a pipe or a device, which cannot be read a second time. Save it to a file.")
         if kind_of(f.name) == "parquet":
             need("pyarrow", f.path, "convert it to .jsonl")
-        if f.path.suffix.lower() == ".zip":
+        if suffix == ".zip":
             f.members, others = zip_members(f.path)
             left_out |= {f"{f.path}: {name}": PurePosixPath(name).suffix or name for name in others}
     return list(found.values()), collections.Counter(suffix for path, suffix in left_out.items() if path not in found)
 
 def zip_members(path: Path) -> tuple[list[str], set[str]]:
-    """The names of the files in a .zip that are read, sorted, which are the text files, or the only file; and the others."""
+    """The files in a .zip that are read, sorted: the text files, or the only one; and the others."""
     with damage(path), zipfile.ZipFile(path) as z:
         infos = {i.filename: i for i in z.infolist()
                  if not i.is_dir() and not any(map(litter, PurePosixPath(i.filename).parts))}
@@ -166,8 +166,8 @@ def damage(name):
                             f"Get it again.") from None
         raise
 
-MAGIC = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "a .zip", b"PAR1": "parquet", b"\x28\xb5\x2f\xfd": "zstd", b"%PDF": "a .pdf",
-         b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+MAGIC = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"\x1f\x8b": "gzip", b"PK\x03\x04": "a .zip", b"PAR1": "parquet",
+         b"\x28\xb5\x2f\xfd": "zstd", b"%PDF": "a .pdf"}
 
 def check_start(raw: bytes, name) -> None:
     what = next((what for magic, what in MAGIC.items() if raw.startswith(magic)), None)
@@ -200,7 +200,7 @@ def utf8_chunks(stream, name, errors: str, span=None):
             return
 
 def cut_point(text: bytes) -> int:
-    """Where to cut a text longer than PIECE: before a blank or line break after something visible: gpt2 never joins them."""
+    """Where to cut a text longer than PIECE: at a blank or newline after something visible, which gpt2 never joins."""
     i, lowest = PIECE, PIECE - min(PIECE // 2, 2**16)
     while (i := max(text.rfind(b" ", lowest, i), text.rfind(b"\n", lowest, i))) > 0:
         if not text[max(i - 4, 0):i].decode(errors="ignore")[-1:].isspace():
@@ -228,21 +228,19 @@ def text_documents(chunks, separator: str | None):
                 after += 2 if rest.startswith(b"\r\n", after) else rest.startswith(b"\n", after)
             if stop < m.start() or separator[0] == "\n":
                 stop -= rest.endswith(b"\r", start, stop)
-            *pieces, text = split_long(rest[start:stop], PIECE)
-            yield from ((piece, False) for piece in pieces)
-            yield text, True
+            yield from pieces(rest[start:stop])
             start = after
-        *pieces, rest = split_long(rest[start:], PIECE + (margin if chunk is not None else 0))
-        yield from ((piece, False) for piece in pieces)
+        *begun, (rest, _) = pieces(rest[start:], margin if chunk is not None else 0)
+        yield from begun
     yield rest, True
 
-def split_long(text: bytes, most: int):
-    """A text in pieces of at most PIECE bytes; the last may have `most`."""
-    while len(text) > most:
+def pieces(text: bytes, margin: int = 0):
+    """A document as (text, last) pieces of at most PIECE bytes; the last one may have `margin` more."""
+    while len(text) > PIECE + margin:
         cut = cut_point(text)
-        yield text[:cut]
+        yield text[:cut], False
         text = text[cut:]
-    yield text
+    yield text, True
 
 def json_documents(stream, name, corpus: Corpus):
     """The texts in JSON lines."""
@@ -297,16 +295,17 @@ def parquet_documents(file: File, corpus: Corpus, size: int):
                 raise UserError(f"{file.path} has no column {column!r}, only {', '.join(map(repr, types))}. "
                                 f"Name the text with --text_key.")
             if not re.match(r"(large_)?string|dictionary<values=(large_)?string", types[column]):
-                raise UserError(f"{file.path}: the column {column!r} is {types[column]}, which is not text. Choose --text_key.")
+                raise UserError(f"{file.path}: the column {column!r} is {types[column]}, which is not text. "
+                                f"Choose --text_key.")
         leaf = next(i for i in range(f.metadata.num_columns) if f.metadata.schema.column(i).path == corpus.text_key)
         number = 0
         for group in range(f.num_row_groups):
             column = f.metadata.row_group(group).column(leaf)
             average = column.total_uncompressed_size // max(column.num_values, 1) + 1
-            if min(column.total_uncompressed_size, 1024 * average) > PAGE:      # its writers count 1,024 rows, then bytes
-                raise UserError(f"{file.path}: the rows of row group {group} are so long ({average / 1e6:.1f} MB in the mean) "
-                                f"that {column.total_uncompressed_size / 1e6:,.0f} MB must be read at once. Write it again with "
-                                f"smaller groups (pyarrow: row_group_size={max(PAGE // average, 1)}), or as .jsonl.")
+            if min(column.total_uncompressed_size, 1024 * average) > PAGE:      # writers count 1,024 rows, then bytes
+                raise UserError(f"{file.path}: row group {group} has rows of {average / 1e6:.1f} MB in the mean, and "
+                                f"{column.total_uncompressed_size / 1e6:,.0f} MB must be read at once. Write it again "
+                                f"with row_group_size={max(PAGE // average, 1)} (pyarrow), or as .jsonl.")
             for batch in f.iter_batches(min(max(2**21 // average, 1), 256), [group], columns, use_threads=False):
                 texts, *ids = (batch.column(c).cast(pa.large_binary()) for c in columns)
                 for i, text in enumerate(texts):
@@ -314,8 +313,8 @@ def parquet_documents(file: File, corpus: Corpus, size: int):
                     if text is None:
                         continue
                     if len(text) > LONG:
-                        raise UserError(f"{file.path}, row {number} is longer than {LONG >> 20} MiB. Leave it out, or make it "
-                                        f"a .txt file.")
+                        raise UserError(f"{file.path}, row {number} is longer than {LONG >> 20} MiB. Leave it out, or "
+                                        f"make it a .txt file.")
                     try:
                         decoded = text.decode(errors=corpus.errors)
                     except UnicodeDecodeError as e:
@@ -330,12 +329,15 @@ def read(file: File, corpus: Corpus):
         size, file.position = os.fstat(raw.fileno()).st_size, raw.tell
         if kind_of(file.path.name) == "parquet":
             for key, text in parquet_documents(file, corpus, size):
-                yield key, text, True
+                yield from ((key, piece, last) for piece, last in pieces(text))
         else:
             for name, stream in streams(file, raw):
                 if kind_of(name) == "json":
                     for text in json_documents(stream, name, corpus):
-                        yield key, text, True
+                        if len(text) <= PIECE:
+                            yield key, text, True
+                        else:
+                            yield from ((key, piece, last) for piece, last in pieces(text))
                 else:
                     chunks = utf8_chunks(stream, name, corpus.errors, file.span)
                     for text, last in text_documents(chunks, corpus.separator):

@@ -97,7 +97,7 @@ class lock:
         except Timeout:
             raise UserError(refused) from None
         except (OSError, NotImplementedError) as e:
-            if isinstance(e, OSError) and e.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.ENOENT):
+            if getattr(e, "errno", None) in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.ENOENT):
                 raise
             self.path.unlink(missing_ok=True)
 

@@ -14,7 +14,8 @@ from nanodepth import data
 from nanodepth.files import UserError
 from corpora import raw_tokens, toy_gpt2
 from tiny import checkpoint, go
-from nanodepth.data import ByteTokenizer, CharTokenizer, GPT2Tokenizer, Tokens, load_data, read_shard, tokenizer_from, write_shard
+from nanodepth.data import (ByteTokenizer, CharTokenizer, GPT2Tokenizer, Tokens, load_data, read_shard, tokenizer_from,
+                            write_shard)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # shards
@@ -88,7 +89,8 @@ def test_what_is_encoded_is_decoded(monkeypatch):
 
 def test_utf8_with_ends_is_what_encode_says():
     """What parts hold: UTF-8 in which 0xFF ends a document."""
-    for tok in (ByteTokenizer(), CharTokenizer("".join(TEXTS)), CharTokenizer("".join(map(chr, range(32, 1500))) + "\n")):
+    many = "".join(map(chr, range(32, 1500))) + "\n"
+    for tok in (ByteTokenizer(), CharTokenizer("".join(TEXTS)), CharTokenizer(many)):
         for texts in (["", "a", "plain ascii\n"], ["plain", "", "ascii"], ["ét", "é", "çà\n"]):
             raw = np.frombuffer(b"".join(t.encode() + b"\xff" for t in texts), np.uint8)
             if isinstance(tok, CharTokenizer) and not set("".join(texts)) <= set(tok.chars):
@@ -262,7 +264,7 @@ def test_foreign_shards_train_and_speak(tmp_path, capsys):
     (tmp_path / "shards").mkdir()
     for name in ("corpus_train_000001.bin", "corpus_val_000000.bin"):
         write_shard(tmp_path / "shards" / name, text)
-    with pytest.raises(UserError, match="does not say how many tokens its vocabulary has; give --vocab_size"):
+    with pytest.raises(UserError, match="how many tokens its vocabulary has; give --vocab_size or --tokenizer"):
         go("--dataset", tmp_path / "shards", "--out_dir", tmp_path / "run", "--max_iters", 1)
     go("--dataset", tmp_path / "shards", "--out_dir", tmp_path / "run", "--max_iters", 1, "--tokenizer", "byte")
     for f in (tmp_path / "shards").iterdir():

@@ -1,4 +1,4 @@
-"""The corpora: their facts, their layouts, and how they come from a host on this machine that behaves like the real ones."""
+"""The corpora: their facts, their layouts, and how they come from a host on this machine that is like the real ones."""
 import errno
 import hashlib
 import http.server
@@ -188,8 +188,8 @@ def test_the_hub_by_its_own_library(server, tmp_path):
         assert done.returncode == 0, done.stderr
         assert byte_documents(tmp_path / f"d{i}", "train") == [t.encode() for t in train]
     revision = "f54c09fd23315a6f9c86f9dc80f725de7d8f9c64"
-    assert [path for path in server.seen if "/resolve/" in path] == [f"/datasets/roneneldan/TinyStories/resolve/{revision}/TinyStoriesV2-GPT4-{n}.txt"
-                                                                     for n in ("train", "valid")]
+    place = f"/datasets/roneneldan/TinyStories/resolve/{revision}/TinyStoriesV2-GPT4"
+    assert [path for path in server.seen if "/resolve/" in path] == [f"{place}-train.txt", f"{place}-valid.txt"]
     (server.folder / "roneneldan/TinyStories/TinyStoriesV2-GPT4-valid.txt").unlink()
     done = subprocess.run([*command, "d3"], cwd=tmp_path, env={**env, "HF_HOME": str(tmp_path / "other")},
                           capture_output=True, text=True)
@@ -259,7 +259,7 @@ def test_fineweb_edu_cut_in_the_middle_goes_on(tmp_path, monkeypatch):
     fake_hub(monkeypatch, tmp_path / "hub")
     whole = prepare(**same, out=tmp_path / "whole")
     fake_hub(monkeypatch, tmp_path / "hub", fails_at=2)
-    with pytest.raises(Unfinished, match="001_00000.parquet of HuggingFaceFW/fineweb-edu did not come: the line is cut"):
+    with pytest.raises(Unfinished, match="001_00000.parquet of HuggingFaceFW/fineweb-edu did not come: the line is"):
         prepare(**same, out=tmp_path / "out")
     assert list((tmp_path / "out/parts").glob("*.npz"))         # what was done is kept
     asked = fake_hub(monkeypatch, tmp_path / "hub")

@@ -84,7 +84,8 @@ def test_a_lock_is_one_process_s(tmp_path):
     with lock(tmp_path, "busy"):
         with pytest.raises(UserError, match="^busy$"):
             lock(tmp_path, "busy")
-        code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from nanodepth.files import lock; lock({str(tmp_path)!r}, 'busy')"
+        code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from nanodepth.files import lock; " \
+            f"lock({str(tmp_path)!r}, 'busy')"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert "UserError: busy" in done.stderr
     with lock(tmp_path, "busy"):                                # it was given back
@@ -101,7 +102,8 @@ def test_a_stdout_that_is_not_utf8(tmp_path, encoding):
     env = {**os.environ, "PYTHONIOENCODING": encoding}
     env.pop("PYTHONUTF8", None)
     for flags in (["--input", "a.txt", "--out", "out"], ["--info", "out"]):
-        done = subprocess.run([sys.executable, ROOT / "prepare_data.py", *flags], cwd=tmp_path, env=env, capture_output=True)
+        done = subprocess.run([sys.executable, ROOT / "prepare_data.py", *flags], cwd=tmp_path, env=env,
+                              capture_output=True)
         assert done.returncode == 0, done.stderr
     shown = done.stdout.decode(encoding)
     assert ("東京" if encoding == "utf-8" else "\\u6771\\u4eac") in shown
