@@ -82,8 +82,8 @@ def made_by_us(folder: Path) -> bool:
         there = set(os.listdir(folder))
     except OSError:                                                             # not ours to read
         return False
-    return not there.isdisjoint({"ckpt.pt", "parts", "pyvenv.cfg"}) or {"config.json", "log.jsonl"} <= there or \
-        {"meta.json", "train_000000.bin"} <= there
+    return not there.isdisjoint({"ckpt.pt", "pyvenv.cfg"}) or {"config.json", "log.jsonl"} <= there or \
+        {"meta.json", "train_000000.bin"} <= there or "parts" in there and Path(folder, "parts/record.json").exists()
 
 def walk(folder: Path):
     """The files in a folder, at any depth, that are not hidden, a system's or our own."""
