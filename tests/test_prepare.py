@@ -545,7 +545,7 @@ def test_stopped_after_train_was_full(tmp_path, monkeypatch):
     step = 0
     while dies_at(step, **same, out=tmp_path / f"{step}"):
         assert all_bytes(prepare(**same, out=tmp_path / f"{step}")) == whole
-        step += 9
+        step += 13
     assert step > 20
 
 @pytest.mark.parametrize("what", ["content", "same size and time", "setting", "code", "source"])
