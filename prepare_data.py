@@ -1,56 +1,92 @@
 """Text to memmapped token shards, in bounded memory.
 
     python prepare_data.py --dataset pystdlib                               # the Python standard library: no network
-    python prepare_data.py --dataset text8 | tinystories                    # downloaded, checked
+    python prepare_data.py --dataset text8 | tinystories                    # downloaded
     python prepare_data.py --dataset fineweb-edu --max_tokens 2.0B          # a prefix; the rest is not fetched
     python prepare_data.py --input book.txt 'notes/**/*.jsonl.gz' --tokenizer gpt2
     python prepare_data.py --info data/pystdlib
 
-Three steps: documents.py reads any corpus as a stream of documents, each with its split; threads encode jobs of about
-a million characters (tiktoken and numpy let go of Python's lock while they work); shards are written in the order of
-the jobs. So the bytes do not depend on the number of workers, and a run that was stopped goes on from its last saved
-job. What is written is described in data.py; how it is fetched, in download.py.
+Two steps. First the documents of all files, in order, are written to `parts/`, undivided: gpt2 tokens, or for char and
+byte the UTF-8 itself, and a row of facts for each document. A part appears when it is finished, and says where in the
+corpus to go on, so a run that was stopped loses one part at most. Then, when the whole corpus is known, the parts are
+divided into train, val and test and written as shards, and meta.json comes last. Neither the number of workers nor
+where a run was stopped has a say in the bytes.
 """
 import argparse
+import collections
 import contextlib
+import errno
+import functools
 import hashlib
 import json
 import os
 import platform
 import re
+import shutil
 import sys
 import sysconfig
-import time
-from collections import deque
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
-from nanodepth.files import UserError, atomic_write, run
+from nanodepth.files import UserError, atomic_write, lock, run, sync_folder
 from nanodepth.settings import Parser
 from nanodepth.data import (HEADER_BYTES, SPLITS, ByteTokenizer, CharTokenizer, GPT2Tokenizer, load_data, shard_header,
-                  token_dtype, tokenizer_from)
-from nanodepth.documents import KINDS, PACKED, Corpus, File, by_position, input_files, jobs, kind_of, pieces
-from nanodepth.download import Unfinished, check_sum, digest, fetch, length, lock, save
+                            token_dtype)
+from nanodepth.documents import LONG, PIECE, Corpus, File, input_files, need, read
 
 SHARD_TOKENS = 100_000_000      # tokens of a full shard, as in llm.c
-SAVE_SECONDS = 10               # between two saves of the progress
-OURS = re.compile(r"(train|val|test)_\d{6}\.bin(\.tmp)?|(meta|progress)\.json(\.tmp)?|input\.tmp|\.lock")
+PART_BYTES, PART_ROWS = 2**26, 2**20
+FEW = 200                       # with fewer documents each is cut by position: a hash would not divide them well
+WINDOWS = 2 * 128 + 44          # tokens that val and test should have at least: two windows of 128, and a little room
+STEADY = 10_000                 # tokens of a val split that tells small differences
+OURS = re.compile(r"(train|val|test)_\d{6}\.bin(\.tmp)?|meta\.json(\.tmp)?|parts|\.lock")
 
 # ---------------------------------------------------------------------------------------------------------------------
 # corpora
 
-def hub(repo: str, revision: str, name: str, **kwargs) -> File:
-    return File(name, url=f"https://huggingface.co/datasets/{repo}/resolve/{revision}/{name}", **kwargs)
+class Unfinished(UserError):
+    """The network's fault: what has been done is kept, and the same command goes on."""
+
+@contextlib.contextmanager
+def network(name):
+    """What a network, a host or its library raises, as one sentence; what the disk raises stays as it is."""
+    try:
+        yield
+    except Exception as e:
+        if isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+            raise
+        why = (str(e).strip() or type(e).__name__).splitlines()[0][:200]
+        raise Unfinished(f"{name} did not come: {why} Run the same command again, set HF_ENDPOINT to a mirror of the "
+                         f"hub, name a folder that has the file with --source, or use --dataset pystdlib.") from None
+
+def hub(repo: str, revision: str, name: str, split=None) -> File:
+    """A file of a data set on the Hugging Face hub, whose library keeps it, goes on with it and checks it."""
+    def fetch():
+        with network(f"{name} of {repo}"):
+            from huggingface_hub import hf_hub_download
+            return Path(hf_hub_download(repo, name, repo_type="dataset", revision=revision))
+    return File(name, fetch=fetch, revision=f"{repo}@{revision}", split=split)
+
+TEXT8 = "http://mattmahoney.net/dc/text8.zip"
 
 def text8() -> Corpus:
-    zip_file = File("text8.zip", url="http://mattmahoney.net/dc/text8.zip", size=31_344_016,
-                    sha256="a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
-                    unpacked=(100_000_000, "3bea1919949baf155f99411df5fada7e"))
-    return Corpus("text8", [zip_file], fractions=(0.9, 0.05, 0.05), ends=False,
-                  chars=" abcdefghijklmnopqrstuvwxyz")
+    def fetch():
+        path = Path("data/.downloads/text8.zip")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            with network(TEXT8), urllib.request.urlopen(TEXT8, timeout=30) as answer, atomic_write(path, "wb") as f:
+                shutil.copyfileobj(answer, f)
+        return path
+    spans = {"train": (0, 90_000_000), "val": (90_000_000, 95_000_000), "test": (95_000_000, 100_000_000)}
+    sha256 = "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232"
+    files = [File("text8.zip", fetch=fetch, sha256=sha256, split=split, members=["text8"], span=span)
+             for split, span in spans.items()]
+    return Corpus("text8", files, fractions=(0.9, 0.05, 0.05), ends=False, chars=" abcdefghijklmnopqrstuvwxyz")
 
 def tinystories() -> Corpus:
     place = "roneneldan/TinyStories", "f54c09fd23315a6f9c86f9dc80f725de7d8f9c64"
@@ -60,8 +96,7 @@ def tinystories() -> Corpus:
 def fineweb_edu() -> Corpus:
     place = "HuggingFaceFW/fineweb-edu", "87f09149ef4734204d70ed1d046ddc9ca3f2b8f9"
     files = [hub(*place, f"sample/10BT/{i:03d}_00000.parquet") for i in range(14)]
-    files[-1].size, files[-1].sha256 = 540_632_672, "b393f51fefab26cd6f4c8f65707c1924f6666c4961a0ebebe04bb57f7ec832de"
-    return Corpus("fineweb-edu", files, "gpt2", (0.99, 0.005, 0.005), id_key="id", total=28_518_193_415)
+    return Corpus("fineweb-edu", files, "gpt2", (0.99, 0.005, 0.005), id_key="id")
 
 def pystdlib() -> Corpus:
     """The standard library's pure ASCII source files, in the order of their names' hashes.
@@ -84,161 +119,360 @@ def pystdlib() -> Corpus:
 
 DATASETS = {"pystdlib": pystdlib, "text8": text8, "tinystories": tinystories, "fineweb-edu": fineweb_edu}
 
-def locate(file: File, source: str | None, cache: Path, check: bool) -> Path:
-    """The path of a corpus's file: found in the folder (or as the file) --source, or downloaded to the cache."""
-    name = Path(file.name).name
-    bare = source and names_a_file(source) and Path(source).suffix != Path(name).suffix         # not packed
-    size, known = (file.unpacked if bare else (file.size, file.sha256)) if check else (None, None)
-    if source and "://" not in source:
-        path = local(file, source)
-        if path is None:
-            raise Unfinished(f"--source {source}: there is no such file or folder." if not os.path.isdir(source) else
-                             f"--source {source}: there is no {file.name} in this folder. --no_check goes on without.")
-        if size and length(path) != size:
-            raise UserError(f"{path} has {length(path):,} bytes, and the right file has {size:,}. "
-                            f"Get the right one, or take this as it is with --no_check.")
-        check_sum(path, path, known)
-        return path
-    url = file.url
-    if source:                                                                  # a file, or where the files are
-        url = source if names_a_file(source) else f"{source.rstrip('/')}/{file.name}"
-        cache = cache.with_name(f"{cache.name}-{hashlib.sha256(source.encode()).hexdigest()[:8]}")
-    path = cache / name
-    cache.mkdir(parents=True, exist_ok=True)
-    try:
-        with lock(cache, "downloading to"):
-            if not path.exists():
-                fetch(url, path, size, known, check)
-    finally:
-        remove_empty([cache, cache.parent])
-    return path
-
-def local(file: File, source: str) -> Path | None:
-    """Where a file is in the folder `source`: under its whole name or its last part; or `source` itself is the file."""
-    folder = Path(source)
-    places = [folder / file.name, folder / Path(file.name).name] if folder.is_dir() else [folder]
-    return next((p for p in places if p.is_file()), None)
-
-def names_a_file(source: str) -> bool:
-    """A mirror is either one file or the place, a folder or URL, that has the files under their names."""
-    return Path(source).suffix in (*PACKED, *KINDS) if "://" in source else os.path.isfile(source)
-
-def remove_empty(folders) -> None:
-    with contextlib.suppress(OSError):
-        for folder in folders:
-            folder.rmdir()
+def from_source(corpus: Corpus, source: str) -> None:
+    """Let a downloaded corpus be read from a folder on this machine."""
+    for f in corpus.files:
+        places = [Path(source, f.name), Path(source, Path(f.name).name)]
+        f.path = next((p for p in places if p.is_file()), None)
+        if f.path is None:
+            raise UserError(f"--source {source}: there is no {f.name} in this folder.")
 
 # ---------------------------------------------------------------------------------------------------------------------
-# writing
+# step one: documents to parts
+
+ROW = np.dtype([("u", "<f8"), ("split", "i1"), ("last", "?"), ("tokens", "<i8"), ("bytes", "<i8")])
+
+class Units:
+    """What parts are made of: gpt2 tokens; or for char and byte UTF-8, in which 0xFF ends a document."""
+
+    def __init__(self, tokenizer: str):
+        self.kind, self.gpt2 = tokenizer, GPT2Tokenizer() if tokenizer == "gpt2" else None
+        if self.gpt2:
+            bpe = self.gpt2.load()
+            texts = {bpe.encode_single_token(t): t for t in bpe.token_byte_values()}
+            texts = [texts.get(i, b"") for i in range(GPT2Tokenizer.vocab_size)]
+            self.dtype, self.end = np.dtype("<u2"), GPT2Tokenizer.end
+            self.lengths = np.array([len(t) for t in texts])
+            self.inside = np.array([0x80 <= t[0] < 0xC0 if t else False for t in texts])
+        else:
+            self.dtype, self.end = np.dtype("u1"), 0xFF
+            self.inside = np.arange(256) & 0xC0 == 0x80                         # goes on with a character begun before
+
+    def encode(self, job, ends: bool) -> tuple[bytes, np.ndarray]:
+        """The units of a job, as bytes, and a row for each of its pieces."""
+        splits, keys, texts, lasts = zip(*job)
+        rows, end = np.zeros(len(job), ROW), np.array([self.end], self.dtype).tobytes()
+        hashes = b"".join(hashlib.sha256(t if k is None else k).digest() for k, t in zip(keys, texts))
+        rows["u"] = np.frombuffer(hashes, ">u8")[1::4] / 2**64                  # bits 64 to 127
+        rows["split"], rows["last"], rows["bytes"] = splits, lasts, [len(t) for t in texts]
+        units = [self.gpt2.encode(t.decode()) for t in texts] if self.gpt2 else texts
+        rows["tokens"] = [len(t.decode()) for t in texts] if self.kind == "char" else [len(u) for u in units]
+        if ends:
+            rows["tokens"] += rows["last"]
+            units = [x for u, last in zip(units, lasts) for x in ((u, end) if last else (u,))]
+        return b"".join(units), rows
+
+    def at_character(self, units: np.ndarray, i: int) -> int:
+        """i, or where the next character begins."""
+        while i < len(units) and self.inside[units[i]]:
+            i += 1
+        return min(i, len(units))
+
+    def cut(self, units: np.ndarray, room: int) -> np.ndarray:
+        """What of the units is at most so many tokens."""
+        if self.kind != "char":
+            return units[:room]
+        starts = np.flatnonzero(~self.inside[units])
+        return units[:starts[room]] if room < len(starts) else units
+
+    def tokens(self, units: np.ndarray) -> int:
+        return len(units) - int(np.count_nonzero(self.inside[units]) if self.kind == "char" else 0)
+
+    def count(self, units: np.ndarray) -> tuple[int, int]:
+        """Documents that end in the units, and bytes of text."""
+        stops = int(np.count_nonzero(units == self.end))
+        return stops, int(self.lengths[units].sum()) if self.gpt2 else len(units) - stops
+
+def in_order(f, items, n: int):
+    """(f(item), *rest) for each (item, *rest), in their order. `n` threads, which tiktoken and hashlib let run at once,
+    work a few items ahead."""
+    pool, waiting = ThreadPoolExecutor(n), collections.deque()
+    try:
+        for item, *rest in items:
+            waiting.append((pool.submit(f, item), *rest))
+            if len(waiting) > 2 * n:
+                future, *rest = waiting.popleft()
+                yield future.result(), *rest
+        for future, *rest in waiting:
+            yield future.result(), *rest
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+def jobs(corpus: Corpus, start: list, is_full):
+    """Runs of pieces, a million bytes each: (pieces, where to go on after them, bytes of the files read so far).
+
+    `start`: the file to go on with, and how many of its documents are done.
+    """
+    job, size, before = [], 0, 0
+    for i, file in enumerate(corpus.files):
+        if i < start[0] or is_full() and file.split == "train":
+            continue
+        file.path = file.path or file.fetch()
+        if file.sha256 and (got := digest(file.path)) != file.sha256:
+            raise UserError(f"{file.path} is not the right file: its sha256 is {got[:16]}..., and should be "
+                            f"{file.sha256[:16]}.... Delete it, and get it again.")
+        done, skip, first = 0, start[1] if i == start[0] else 0, True
+        split = SPLITS.index(file.split) if file.split else -1
+        for key, text, last in read(file, corpus):
+            if first and last and (not text or text.isspace()):
+                continue                                                        # nothing but white space
+            first, done = last, done + last
+            if done - last < skip:
+                continue
+            job.append((split, key, text, last))
+            size += len(text)
+            if size >= PIECE or len(job) >= 2**14:
+                yield job, [i, done], before + file.position()
+                job, size = [], 0
+                if last and file.split == "train" and is_full():
+                    break
+        before += os.path.getsize(file.path)
+    if job:
+        yield job, [len(corpus.files), 0], before
+
+def digest(path) -> str:
+    with open(path, "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+class Parts:
+    """The finished parts: for each k a file k.bin of units and, written last, k.npz: its rows, and where to go on."""
+
+    def __init__(self, folder: Path, dtype, fractions: tuple):
+        self.folder, self.dtype, self.fractions = folder, dtype, fractions
+        self.n, self.at, self.file, self.rows, self.new = 0, [0, 0], None, [], []
+        self.documents = self.tokens = 0                                        # tokens: of train, at least
+        while self.path(self.n, "npz").exists():
+            with np.load(self.path(self.n, "npz")) as saved:
+                self.at = saved["at"].tolist()
+            self.count(self.load(self.n)[0])
+            self.n += 1
+
+    def path(self, k: int, suffix: str) -> Path:
+        return self.folder / f"{k:06d}.{suffix}"
+
+    def load(self, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """A row for each document of part k, and its units, mapped."""
+        with np.load(self.path(k, "npz")) as saved:
+            return documents_of(saved["rows"]), np.memmap(self.path(k, "bin"), self.dtype, "r").view(np.ndarray)
+
+    def count(self, documents: np.ndarray) -> None:
+        code, tokens = split_of(documents, self.fractions, few=False), documents["tokens"]
+        self.documents += len(documents)
+        self.tokens += int(tokens[code == 0].sum() + tokens[code == CUT].sum() * self.fractions[0])
+
+    def append(self, data: bytes, rows: np.ndarray, at: list) -> None:
+        self.file = self.file or open(self.path(self.n, "tmp"), "wb")
+        save(self.file, data)
+        self.new.append(rows)
+        if rows["last"][-1]:                                                    # no part ends within a document
+            new, self.new, self.at = np.concatenate(self.new), [], at
+            self.count(documents_of(new))
+            self.rows.append(new)
+            if self.file.tell() >= PART_BYTES or sum(map(len, self.rows)) >= PART_ROWS:
+                self.finish()
+
+    def finish(self) -> None:
+        if self.file:
+            finish(self.file, self.path(self.n, "bin"))
+            with atomic_write(self.path(self.n, "npz"), "wb") as f:
+                np.savez(f, rows=np.concatenate(self.rows), at=self.at)
+            self.n, self.file, self.rows = self.n + 1, None, []
+
+def save(f, data) -> None:
+    """Write, with the file's name in the error: a write says nothing of where the disk is full."""
+    try:
+        f.write(data)
+    except OSError as e:
+        raise OSError(e.errno, e.strerror, f.name) from None
+
+def finish(f, path: Path) -> None:
+    """Give a temporary file that is wholly written its name."""
+    try:
+        f.flush()
+        os.fsync(f.fileno())
+    except OSError as e:
+        raise OSError(e.errno, e.strerror, f.name) from None
+    f.close()
+    os.replace(f.name, path)
+
+def fill(corpus: Corpus, parts: Parts, units: Units, num_proc: int) -> None:
+    """Read what is not in the parts yet: everything, or until train has its max_tokens."""
+    def is_full():
+        return corpus.max_tokens and parts.tokens >= corpus.max_tokens and parts.documents >= FEW
+    all_at_once = not any(f.split for f in corpus.files)                        # train full: then val and test end too
+    total = corpus.max_tokens or sum(f.path.stat().st_size for f in corpus.files if f.path) or None
+    unit = " tokens" if corpus.max_tokens else "B"
+    encode = functools.partial(units.encode, ends=corpus.ends)
+    if is_full() and all_at_once:
+        return
+    with tqdm(total=total, desc="reading", unit=unit, unit_scale=True, disable=None, leave=False) as bar, \
+            contextlib.closing(in_order(encode, jobs(corpus, parts.at, is_full), num_proc)) as encoded:
+        for (data, rows), at, position in encoded:
+            parts.append(data, rows, at)
+            bar.update((parts.tokens if corpus.max_tokens else position) - bar.n)
+            if is_full() and all_at_once:
+                break
+        parts.finish()
+
+# ---------------------------------------------------------------------------------------------------------------------
+# step two: parts to shards
+
+CUT = 3                         # instead of a split: this document is cut by position
+
+def documents_of(rows: np.ndarray) -> np.ndarray:
+    """A row for each document, from a row for each of its pieces; the first piece decides its split."""
+    stops = np.flatnonzero(rows["last"])
+    starts = np.concatenate([[0], stops[:-1] + 1])[:len(stops)]
+    documents = rows[starts]
+    for name in ("tokens", "bytes"):
+        documents[name] = np.add.reduceat(rows[name], starts) if len(starts) else 0
+    return documents
+
+def split_of(documents: np.ndarray, fractions: tuple, few: bool) -> np.ndarray:
+    """0, 1, 2 or CUT for each: its file's split; by position when it is long or one of few; else its hash decides."""
+    u, given, (train, val, _) = documents["u"], documents["split"], fractions
+    by_hash = np.where(u < val, 1, np.where(u < val + train, 0, 2))
+    return np.where(given >= 0, given, np.where(few | (documents["bytes"] > LONG), CUT, by_hash))
+
+def settle(corpus: Corpus, parts: Parts) -> bool:
+    """Whether there are only a few documents. corpus.fractions become such that val and test are not too small."""
+    few = sum(np.count_nonzero(parts.load(k)[0]["split"] < 0) for k in range(parts.n)) < FEW
+    while corpus.widen:
+        tokens = np.zeros(3)
+        for k in range(parts.n):
+            documents = parts.load(k)[0]
+            code = split_of(documents, corpus.fractions, few)
+            tokens += [documents["tokens"][code == s].sum() for s in range(3)]
+            tokens += documents["tokens"][code == CUT].sum() * np.array(corpus.fractions)
+        train, *rest = corpus.fractions
+        if min(tokens[1:]) >= WINDOWS or train < 0.5:
+            break
+        rest = [f * 1.2 if n < WINDOWS else f for f, n in zip(rest, tokens[1:])]
+        corpus.fractions = (1 - sum(rest), *rest)
+    return few
+
+def divided(corpus: Corpus, parts: Parts, units: Units, few: bool):
+    """(split, units) of everything that the shards hold, in order, a million units of whole characters at a time."""
+    room, full = corpus.max_tokens or float("inf"), False
+    end = np.array([units.end] if corpus.ends else [], units.dtype)
+
+    def chunks(split, data):
+        nonlocal room
+        start = 0
+        while start < len(data):
+            stop = units.at_character(data, start + PIECE)
+            chunk, start = data[start:stop], stop
+            if split == 0 and corpus.max_tokens:
+                chunk = units.cut(chunk, room)
+                room -= units.tokens(chunk)
+            if len(chunk):
+                yield split, chunk
+
+    for k in range(parts.n):
+        documents, data = parts.load(k)
+        stops = np.cumsum(documents["tokens"] if units.gpt2 else documents["bytes"] + corpus.ends)
+        code = split_of(documents, corpus.fractions, few)
+        if corpus.max_tokens:
+            taken = np.cumsum(np.where(code == 0, documents["tokens"], 0))
+            over = np.flatnonzero((code == 0) & (full | (taken > room)))
+            if len(over):
+                first = over[0] + (room == corpus.max_tokens and taken[over[0]] == documents["tokens"][over[0]])
+                code[first:][code[first:] == 0] = -1                            # a first document alone is not left out
+                if not any(f.split for f in corpus.files):
+                    code[first:] = -1
+                full = True
+        edges = [0, *(np.flatnonzero(np.diff(code) | (code[1:] == CUT)) + 1), len(code)]
+        for a, b in pairwise(edges):
+            start, stop = stops[a - 1] if a else 0, stops[b - 1]
+            if code[a] == CUT:
+                text = data[start:stop - len(end)]
+                inner = (round(len(text) * f) for f in np.cumsum(corpus.fractions)[:2])
+                bounds = [0, *(units.at_character(text, i) for i in inner), len(text)]
+                for split, (i, j) in enumerate(pairwise(bounds)):
+                    if i < j and corpus.fractions[split]:
+                        yield from chunks(split, text[i:j])
+                        yield from chunks(split, end)
+            elif code[a] >= 0:
+                yield from chunks(code[a], data[start:stop])
+
+def characters(chunks) -> str:
+    """Every character in UTF-8 chunks (n,) uint8: the vocabulary of --tokenizer char."""
+    known, found = b"\xff", set()
+    for _, chunk in chunks:
+        found.update(chunk.tobytes().translate(None, known).decode())           # the known ones deleted: little is left
+        known = b"\xff" + "".join(filter(str.isascii, found)).encode()
+    return "".join(sorted(found))
 
 class Writer:
-    """The shards of one split. `done` is what progress.json knows of it; what is on the disk beyond that is cut off."""
+    """The shards of one split."""
 
-    def __init__(self, folder: Path, split: str, dtype, shard_tokens: int, done: dict):
-        self.folder, self.split, self.dtype, self.shard_tokens, self.done = folder, split, dtype, shard_tokens, done
-        self.file = None
-        if done["open"]:
-            if self.path().exists():                                            # finished after the last save
-                self.path().rename(self.tmp())
-            self.file = open(self.tmp(), "r+b")
-            self.file.truncate(HEADER_BYTES + done["open"] * dtype.itemsize)
-            self.file.seek(0, os.SEEK_END)
+    def __init__(self, folder: Path, split: str, dtype):
+        self.folder, self.split, self.dtype, self.file, self.size = folder, split, dtype, None, 0
+        self.counts = {"tokens": 0, "documents": 0, "bytes": 0, "shards": []}
 
-    def path(self) -> Path:
-        return self.folder / f"{self.split}_{len(self.done['shards']):06d}.bin"
-
-    def tmp(self) -> Path:
-        return self.path().with_suffix(".bin.tmp")
-
-    def write(self, ids: np.ndarray, documents: int, size: int, inside: bool) -> None:
-        """Append ids (n,): so many documents end in them, of `size` bytes of text; `inside`: the last one goes on."""
-        self.done["inside"] = inside
-        self.done["tokens"] += len(ids)
-        self.done["documents"] += documents
-        self.done["bytes"] += size
+    def write(self, ids: np.ndarray) -> None:
         while len(ids):
             if self.file is None:
-                self.file = open(self.tmp(), "wb")
-                save(self.file, bytes(HEADER_BYTES), self.tmp())                # zeros: no shard until it is finished
-            part, ids = np.split(ids, [self.shard_tokens - self.done["open"]])
-            save(self.file, np.ascontiguousarray(part, self.dtype), self.tmp())
-            self.done["open"] += len(part)
-            if self.done["open"] == self.shard_tokens:
+                name = f"{self.split}_{len(self.counts['shards']):06d}.bin.tmp"
+                self.file, self.size = open(self.folder / name, "wb"), 0
+                save(self.file, bytes(HEADER_BYTES))                            # zeros: no shard until it is finished
+            room = SHARD_TOKENS - self.size
+            part, ids = ids[:room], ids[room:]
+            save(self.file, np.ascontiguousarray(part, self.dtype))
+            self.size += len(part)
+            if self.size == SHARD_TOKENS:
                 self.finish()
 
     def finish(self) -> None:
         """Put the header in front of the open shard and give it its name."""
-        if self.file is None:
-            return
-        self.file.seek(0)
-        save(self.file, shard_header(self.done["open"], self.dtype), self.tmp())
-        self.sync()
-        self.file.close()
-        self.file, tmp, path = None, self.tmp(), self.path()
-        sha256 = digest(tmp)
-        os.replace(tmp, path)
-        self.done["shards"].append({"file": path.name, "tokens": self.done["open"], "sha256": sha256})
-        self.done["open"] = 0
-
-    def sync(self) -> None:
         if self.file:
-            try:
-                self.file.flush()
-                os.fsync(self.file.fileno())
-            except OSError as e:
-                raise OSError(e.errno, e.strerror, str(self.tmp())) from None
+            self.file.seek(0)
+            save(self.file, shard_header(self.size, self.dtype))
+            path = Path(self.file.name.removesuffix(".tmp"))
+            finish(self.file, path)
+            self.counts["shards"].append({"file": path.name, "tokens": self.size, "sha256": digest(path)})
+            self.counts["tokens"] += self.size
+            self.file = None
 
-class Workers(ThreadPoolExecutor):
-    def __init__(self, n: int):
-        super().__init__(n)
-        self.ahead = 2 * n + 1
+def write_shards(corpus: Corpus, out: Path, parts: Parts, units: Units):
+    """Everything in the parts as shards. Returns the tokenizer, and the counts of each split."""
+    for path in out.glob("*_*.bin*"):
+        path.unlink()                                                           # of a run that was stopped here
+    few = settle(corpus, parts)
+    if units.gpt2:
+        tok = units.gpt2
+    elif units.kind == "byte":
+        tok = ByteTokenizer()
+    else:
+        tok = CharTokenizer(corpus.chars or characters(divided(corpus, parts, units, few)), corpus.ends)
+    writers = [Writer(out, s, token_dtype(tok.vocab_size)) for s in SPLITS]
+    size = sum(parts.path(k, "bin").stat().st_size for k in range(parts.n))
+    with tqdm(total=size, desc="writing", unit="B", unit_scale=True, disable=None, leave=False) as bar:
+        for split, chunk in divided(corpus, parts, units, few):
+            writer = writers[split]
+            documents, length = units.count(chunk)
+            writer.counts["documents"] += documents
+            writer.counts["bytes"] += length
+            writer.write(chunk if units.gpt2 else tok.from_utf8(chunk))
+            bar.update(chunk.nbytes)
+    for writer in writers:
+        writer.finish()
+    sync_folder(out)
+    return tok, {s: w.counts for s, w in zip(SPLITS, writers)}
 
-    def __exit__(self, *error):
-        self.shutdown(cancel_futures=True)
+# ---------------------------------------------------------------------------------------------------------------------
+# a data folder
 
-    def in_order(self, f, items):
-        """(f(item), extra) for each (item, extra), in their order, and a few computed in advance."""
-        waiting = deque()
-        for item, extra in items:
-            waiting.append((self.submit(f, item), extra))
-            if len(waiting) >= self.ahead:
-                future, extra = waiting.popleft()
-                yield future.result(), extra
-        for future, extra in waiting:
-            yield future.result(), extra
-
-def by_split(job):
-    """(split, texts, lasts) of a job's pieces."""
-    for s in SPLITS:
-        mine = [(text, last) for split, text, last in job if split == s]
-        if mine:
-            yield s, *map(list, zip(*mine))
-
-def progress_bar(corpus: Corpus, what: str):
-    """A bar of bytes read, or with max_tokens of tokens: that is what its end, and so the time left, is known by."""
-    total, unit = (corpus.max_tokens, " tokens") if corpus.max_tokens else (corpus.total, "B")
-    return tqdm(total=total, desc=what, unit=unit, unit_scale=True, disable=None, leave=False)
-
-def show(bar, corpus: Corpus, read: int, tokens: int) -> None:
-    bar.set_postfix_str(f"{human(read)}B" if corpus.max_tokens else f"{human(tokens)} tokens", refresh=False)
-    bar.update((tokens if corpus.max_tokens else read) - bar.n)
-
-def human(n: float) -> str:
-    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if n >= size:
-            return f"{n / size:.4g}{letter}"
-    return str(int(n))
-
-def number(text: str, flag: str) -> int:
+def number(text, flag: str) -> int:
     """2.0B, 500M, 20k or 123456 as a whole number above 0."""
-    m = re.fullmatch(r"(\d+(?:\.\d*)?(?:e\d+)?)([kmb]?)", str(text).replace("_", "").replace(",", "").lower())
+    m = re.fullmatch(r"(\d+(?:\.\d*)?(?:e\d+)?)([kmb]?)", str(text).replace("_", "").lower())
     n = round(float(m.group(1)) * {"": 1, "k": 1e3, "m": 1e6, "b": 1e9}[m.group(2)]) if m else 0
     if n < 1:
         raise UserError(f"{flag} is {text!r}; it must be a number of tokens above 0, as 2.0B, 500M or 20000.")
     return n
 
 def fractions_of(text: str) -> tuple:
-    """'95/2.5/2.5' (or with commas, or as 0.95,0.025,0.025) as three fractions that add up to 1."""
+    """'95/2.5/2.5' (or with blanks, or as 0.95/0.025/0.025) as three fractions that add up to 1."""
     try:
         parts = [float(x) for x in re.split(r"[/,: ]+", text.strip())]
         if len(parts) != 3 or min(parts) < 0 or parts[0] <= 0 or not sum(parts) < float("inf"):
@@ -248,208 +482,23 @@ def fractions_of(text: str) -> tuple:
                         f"as 95/2.5/2.5.") from None
     return tuple(p / sum(parts) for p in parts)
 
-# ---------------------------------------------------------------------------------------------------------------------
-# from a corpus to a data folder
-
-def running_bytes(corpus: Corpus, folder: Path) -> int:
-    """The bytes of a corpus that is one single document (text8, or one text file), else 0."""
-    if corpus.id_key or any(f.split or f.key for f in corpus.files):
-        return 0
-    path = corpus.files[0].path
-    plain = kind_of(path.name) == "text" and path.suffix.lower() not in PACKED and not corpus.separator
-    if len(corpus.files) == 1 and plain and corpus.errors == "strict":
-        return corpus.total                                                     # no need to look
-    documents, size = 0, 0
-    for _, text, last in pieces(corpus, folder):
-        documents, size = documents + last, size + len(text if text.isascii() else text.encode())
-        if documents > 1:
-            return 0
-    return size
-
-def stops_when_full(corpus: Corpus) -> bool:
-    """Once train is full, val and test end too, unless they come from a file of their own or from further on."""
-    return not corpus.running and not any(f.split for f in corpus.files)
-
-def find_characters(corpus: Corpus, make_jobs, workers: Workers) -> str:
-    """Every character of the corpus, or of the part that max_tokens takes: the vocabulary of --tokenizer char."""
-    known, characters, tokens = b"", set(), 0                                   # known: the ASCII among the characters
-
-    def find(job):
-        text = "".join(text for _, text, _ in job)
-        rest = text.encode().translate(None, known).decode()                    # the known ones deleted: little is left
-        new = np.unique(np.frombuffer(rest.encode("utf-32-le"), "<u4"))
-        return set(map(chr, new)), sum(len(text) + (last and corpus.ends) for s, text, last in job if s == "train")
-
-    with progress_bar(corpus, "finding characters") as bar:
-        no_hashes = {} if corpus.max_tokens else {"split_of": lambda *_: "train"}            # splits do not matter here
-        for (new, count), read in workers.in_order(find, make_jobs(**no_hashes)):
-            characters |= new
-            known = "".join(filter(str.isascii, characters)).encode()
-            tokens += count
-            show(bar, corpus, read, tokens)
-            if corpus.max_tokens and tokens >= corpus.max_tokens and not corpus.full:
-                corpus.full = True
-                if stops_when_full(corpus):
-                    break
-    corpus.full = False
-    return "".join(sorted(characters))
-
-def front(tok, ids: np.ndarray, room: int, documents: int, size: int, done: dict):
-    """What of a job fits in `room` tokens, as (ids, documents, bytes): whole ones, or any part of a running text."""
-    if len(ids) == room:
-        return ids, documents, size
-    ids = ids[:room]
-    stops = np.flatnonzero(ids == tok.end) if tok.end is not None else ()
-    if len(stops) or done["tokens"] and not done["inside"]:
-        ids = ids[:stops[-1] + 1 if len(stops) else 0]
-        return ids, len(stops), len(tok.decode_bytes(ids))
-    return ids, 1, len(tok.decode_bytes(ids))
-
-def write_shards(corpus: Corpus, out: Path, tok, make_jobs, workers: Workers, saved: dict, shard_tokens: int) -> None:
-    """Encode all jobs but those already done, and write what comes of them; `saved` keeps count, here and on disk."""
-    def encode(job):
-        return {s: (tok.encode_all(texts, [last and corpus.ends for last in lasts]), sum(lasts),
-                    sum(len(t if t.isascii() else t.encode()) for t in texts), not lasts[-1])
-                for s, texts, lasts in by_split(job) if not (corpus.full and s == "train")}
-
-    splits, done, last_save = saved["splits"], saved["jobs"], time.monotonic()
-    writers = {s: Writer(out, s, token_dtype(tok.vocab_size), shard_tokens, splits[s]) for s in SPLITS}
-    todo = (((), read) if i < done else (job, read) for i, (job, read) in enumerate(make_jobs()))
-    with progress_bar(corpus, "tokenizing") as bar:
-        for i, (encoded, read) in enumerate(workers.in_order(encode, todo)):
-            for s, (ids, documents, size, inside) in encoded.items():
-                if s == "train" and corpus.full:
-                    continue
-                room = corpus.max_tokens - splits[s]["tokens"] if s == "train" and corpus.max_tokens else np.inf
-                if len(ids) >= room:
-                    ids, documents, size = front(tok, ids, room, documents, size, splits[s])
-                    corpus.full = True
-                writers[s].write(ids, documents, size, inside)
-            counted = ("train",) if corpus.max_tokens else SPLITS
-            show(bar, corpus, read, sum(splits[s]["tokens"] for s in counted))
-            if corpus.full and stops_when_full(corpus):
-                break
-            # No save once train is full: when the reader then leaves the train file is chance, and so are the jobs.
-            if i >= done and not corpus.full and time.monotonic() - last_save > SAVE_SECONDS:
-                for writer in writers.values():
-                    writer.sync()
-                saved["jobs"] = i + 1
-                write_json(out / "progress.json", saved)
-                last_save = time.monotonic()
-    for writer in writers.values():
-        writer.finish()
-
-def make(corpus: Corpus, out: Path, tokenizer: str, settings: dict, newest: int, num_proc: int, shard_tokens: int,
-         place) -> dict:
-    """Shards and meta.json in `out`, going on from progress.json where that fits. Returns meta.
-
-    `place(file)`: the path of a file that is not on this machine yet. `newest`: when the input was last changed, ns.
-    """
-    saved = read_progress(out, settings, newest)
-    if not saved:
-        clear(out)
-        saved = {"settings": settings, "newest": newest, "jobs": 0, "tokenizer": None, "running": None,
-                 "splits": {s: {"tokens": 0, "documents": 0, "bytes": 0, "shards": [], "open": 0, "inside": False}
-                            for s in SPLITS}}
-        write_json(out / "progress.json", saved)                                # from now on, what is in `out` is ours
-    if corpus.total is None:
-        for f in corpus.files:
-            f.path = f.path or place(f)
-        corpus.total = sum(f.path.stat().st_size for f in corpus.files)
-    if saved["running"] is None:
-        saved["running"] = running_bytes(corpus, out)
-    corpus.running = saved["running"]
-
-    def make_jobs(**kwargs):
-        stream = pieces(corpus, out, place, **kwargs)
-        return jobs(by_position(stream, corpus.running, corpus.fractions) if corpus.running else stream, corpus)
-
-    with Workers(num_proc) as workers:
-        if saved["tokenizer"] is None:
-            kinds = {"byte": ByteTokenizer, "gpt2": GPT2Tokenizer,
-                     "char": lambda: CharTokenizer(corpus.chars or find_characters(corpus, make_jobs, workers),
-                                                   corpus.ends)}
-            saved["tokenizer"] = kinds[tokenizer]().describe()
-        tok = tokenizer_from(saved["tokenizer"])
-        write_shards(corpus, out, tok, make_jobs, workers, saved, shard_tokens)
-
-    counts = {s: {k: saved["splits"][s][k] for k in ("tokens", "documents", "bytes", "shards")} for s in SPLITS}
-    if not counts["train"]["tokens"]:
-        where = str(corpus.files[0].path or corpus.name) + " and the other files" * (len(corpus.files) > 1)
-        raise UserError("no document fell into train: there are too few of them. Give more text, or another --split."
-                        if any(counts[s]["tokens"] for s in SPLITS) else f"there is no text in {where}.")
-    meta = {"dataset": corpus.name, "tokenizer": tok.describe(), "vocab_size": tok.vocab_size, "splits": counts,
-            "settings": settings}
-    if corpus.name == "pystdlib":
-        meta["python"] = platform.python_version()
-    write_json(out / "meta.json", meta)
-    (out / "progress.json").unlink()
-    return meta
-
-def write_json(path: Path, value: dict) -> None:
-    with atomic_write(path) as f:
-        json.dump(value, f, indent=1)
-        f.write("\n")
-
-def read_progress(out: Path, settings: dict, newest: int) -> dict | None:
-    """The saved progress, when it is of the same settings and input, and all that it needs is still there."""
-    try:
-        saved = json.loads((out / "progress.json").read_text(encoding="utf-8"))
-        if saved["settings"] != settings or saved["newest"] != newest or not saved["jobs"]:
-            return None
-        size = token_dtype(tokenizer_from(saved["tokenizer"]).vocab_size).itemsize
-        for s, done in saved["splits"].items():
-            path = out / f"{s}_{len(done['shards']):06d}.bin"
-            there = max(length(path), length(path.with_suffix(".bin.tmp")))
-            if done["open"] and there < HEADER_BYTES + size * done["open"]:
-                return None
-            if any(length(out / d["file"]) != HEADER_BYTES + size * d["tokens"] for d in done["shards"]):
-                return None
-        return saved
-    except (OSError, ValueError, KeyError, TypeError, UserError):
-        return None
-
-def clear(out: Path) -> None:
-    """Remove what a preparation has written; progress.json last, since it says that the rest is ours."""
-    for path in sorted(out.iterdir(), key=lambda p: p.name == "progress.json"):
-        if OURS.fullmatch(path.name) and path.name not in (".lock", "meta.json"):
-            path.unlink()
-
-def same_again(out: Path, settings: dict, newest: int) -> None:
-    """Say that `out` is ready, or raise: it was made with other settings, or its input has changed."""
-    meta = load_data(out).meta
-    (out / "progress.json").unlink(missing_ok=True)
-    old = meta.get("settings", {})
-    other = [k for k in {**old, **settings} if old.get(k) != settings.get(k)]
-    if other:
-        k = other[0]
-        made = "from other files" if k in ("files", "bytes", "names") else \
-            f"with {k} {old.get(k)!r}, and this is {settings.get(k)!r}"
-        raise UserError(f"{out} is there already, made {made}. Choose another --out, or delete that folder.")
-    if newest > (out / "meta.json").stat().st_mtime_ns:
-        raise UserError(f"{out} is older than its input. Choose another --out, or delete that folder.")
-    print(f"{out} is there already: {summary(meta)}")
-
-def summary(meta: dict) -> str:
-    counts = ", ".join(f"{s} {meta['splits'][s]['tokens']:,}" for s in SPLITS)
-    return f"{meta['tokenizer']['kind']} level, vocabulary {meta['vocab_size']:,}, tokens: {counts}"
-
-# ---------------------------------------------------------------------------------------------------------------------
-# the command
-
-def corpus_of(dataset: str | None, input: list[str], split, separator, text_key, source, no_check) -> Corpus:
+def corpus_of(dataset, input: list[str], split, separator, text_key, source) -> Corpus:
     """The corpus that the flags name. UserError when they do not go together."""
     if bool(dataset) == bool(input):
         raise UserError(f"give one of --dataset ({', '.join(DATASETS)}) and --input FILE...")
     if input:
         if source:
             raise UserError("--source is for --dataset; --input names the files themselves.")
-        files = input_files(input)
+        fractions = fractions_of(split or "95/2.5/2.5")
+        files, left_out = input_files(input)
+        if left_out:
+            most = ", ".join(f"{n} {suffix}" for suffix, n in left_out.most_common(5))
+            print(f"{left_out.total()} files are not .txt, .jsonl or .parquet, and are not read ({most}); "
+                  f"name them, as in '*.py', to have them read", file=sys.stderr)
         name = Path(input[0]).resolve().name.split(".")[0] if len(files) == 1 or os.path.isdir(input[0]) else "input"
         if separator:
             separator = separator.replace("\\n", "\n").replace("\\r", "\r").replace("\\t", "\t")
-        return Corpus(name or "input", files, fractions=fractions_of(split or "95/2.5/2.5"), separator=separator,
-                      text_key=text_key or "text", total=sum(f.size for f in files))
+        return Corpus(name or "input", files, fractions=fractions, separator=separator, text_key=text_key or "text")
     if dataset not in DATASETS:
         hint = "a folder of shards needs no preparation: train.py --dataset PATH" if os.path.isdir(dataset) else \
             "for files of your own: --input"
@@ -460,47 +509,103 @@ def corpus_of(dataset: str | None, input: list[str], split, separator, text_key,
     if dataset == "pystdlib" and source:
         raise UserError("--source is for datasets that are downloaded; pystdlib is on this machine.")
     corpus = DATASETS[dataset]()
-    if source and names_a_file(source) and len(corpus.files) > 1:
-        if dataset != "fineweb-edu":
-            raise UserError(f"--source {source} is one file; {dataset} is {len(corpus.files)}. "
-                            f"Name the folder that has them.")
-        corpus.files, corpus.total = [File(Path(source).name)], None            # one file of the sample is a corpus too
-    if source and no_check and os.path.isdir(source):
-        corpus.files, corpus.total = [f for f in corpus.files if local(f, source)] or corpus.files[:1], None
+    if source:
+        from_source(corpus, source)
+    elif any(f.revision for f in corpus.files):
+        need("huggingface_hub", f"--dataset {dataset}", "name a folder that has its files with --source")
+    if any(f.name.endswith(".parquet") for f in corpus.files):
+        need("pyarrow", f"--dataset {dataset}", "choose another dataset")
     return corpus
+
+def sources(corpus: Corpus) -> str:
+    """A digest of what is read: the files' names, and of those on this machine the content; of a long one its first
+    million bytes, its size and the time of its last change."""
+    all_files = hashlib.sha256()
+    for f in corpus.files:
+        facts = [f.name, f.revision, f.key, f.split, f.span, f.members]
+        if f.path:
+            with open(f.path, "rb") as raw:
+                status = os.fstat(raw.fileno())
+                facts += [status.st_size, status.st_mtime_ns if status.st_size > 2**20 else 0]
+                all_files.update(raw.read(2**20))
+        all_files.update(repr(facts).encode(errors="surrogateescape"))
+    return all_files.hexdigest()[:16]
+
+def code() -> str:
+    """A digest of the code that decides the bytes: parts of another version are not gone on with."""
+    import nanodepth.data, nanodepth.documents
+    files = (__file__, nanodepth.data.__file__, nanodepth.documents.__file__)
+    return hashlib.sha256(b"".join(Path(f).read_bytes() for f in files)).hexdigest()[:16]
+
+def make(corpus: Corpus, out: Path, tokenizer: str, settings: dict, num_proc: int) -> dict:
+    """Shards and meta.json in `out`, going on from the parts that are there when they are of the same. Returns meta."""
+    units = Units(tokenizer)
+    folder, record = out / "parts", {"settings": settings, "code": code()}
+    try:
+        same = json.loads((folder / "record.json").read_text(encoding="utf-8")) == record
+    except (OSError, ValueError):
+        same = False
+    if not same:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        write_json(folder / "record.json", record)
+    parts = Parts(folder, units.dtype, corpus.fractions)
+    fill(corpus, parts, units, num_proc)
+    tok, counts = write_shards(corpus, out, parts, units)
+    if not counts["train"]["tokens"]:
+        where = str(corpus.files[0].path) + " and the other files" * (len(corpus.files) > 1)
+        raise UserError(f"there is no text in {where}.")
+    meta = {"dataset": corpus.name, "tokenizer": tok.describe(), "vocab_size": tok.vocab_size, "splits": counts,
+            "fractions": [round(f, 6) for f in corpus.fractions], "settings": settings}
+    if corpus.name == "pystdlib":
+        meta["python"] = platform.python_version()
+    write_json(out / "meta.json", meta)
+    shutil.rmtree(folder, ignore_errors=True)
+    return meta
+
+def write_json(path: Path, value: dict) -> None:
+    with atomic_write(path) as f:
+        json.dump(value, f, indent=1)
+        f.write("\n")
+
+def same_again(out: Path, settings: dict) -> None:
+    """Say that `out` is ready, or raise: it was made with other settings, or from other files."""
+    meta = load_data(out).meta
+    shutil.rmtree(out / "parts", ignore_errors=True)                            # stopped between meta.json and this
+    old = meta.get("settings", {})
+    for k in {**settings, **old}:
+        if old.get(k) != settings.get(k):
+            made = "from other files, or they have changed" if k == "sources" else \
+                f"with {k} {old.get(k)!r}, and this is {settings.get(k)!r}"
+            raise UserError(f"{out} is there already, made {made}. Choose another --out, or delete that folder.")
+    print(f"{out} is there already: {summary(meta)}")
+
+def summary(meta: dict) -> str:
+    counts = ", ".join(f"{s} {meta['splits'][s]['tokens']:,}" for s in SPLITS)
+    return f"{meta['tokenizer']['kind']} level, vocabulary {meta['vocab_size']:,}, tokens: {counts}"
 
 def prepare(dataset: str | None = None, input=None, tokenizer: str | None = None, out=None, num_proc: int | None = None,
             max_tokens=None, split: str | None = None, separator: str | None = None, text_key: str | None = None,
-            errors: str = "strict", source: str | None = None, no_check: bool = False,
-            shard_tokens=SHARD_TOKENS) -> Path:
+            errors: str = "strict", source: str | None = None) -> Path:
     """Make the data folder `out` (default data/NAME) and return its path; nothing is done when it is there already.
 
     The arguments are the flags of the command line. UserError for whatever the user can put right.
     """
-    input = [str(p) for p in ([input] if isinstance(input, (str, os.PathLike)) else input or [])]
-    corpus = corpus_of(dataset, input, split, separator, text_key, source, no_check)
-    corpus.errors = errors
-    corpus.max_tokens = number(max_tokens, "--max_tokens") if max_tokens is not None else None
-    shard_tokens = number(shard_tokens, "--shard_tokens")
-    tokenizer = tokenizer or corpus.tokenizer
-    if tokenizer not in ("char", "byte", "gpt2"):
+    if tokenizer not in (None, "char", "byte", "gpt2"):
         raise UserError(f"--tokenizer is {tokenizer!r}; it must be char, byte or gpt2.")
+    max_tokens = number(max_tokens, "--max_tokens") if max_tokens is not None else None
     if num_proc is None:
         num_proc = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     if num_proc < 1:
         raise UserError(f"--num_proc is {num_proc}; it must be at least 1.")
-
+    input = [str(p) for p in ([input] if isinstance(input, (str, os.PathLike)) else input or [])]
+    corpus = corpus_of(dataset, input, split, separator, text_key, source)
+    corpus.errors, corpus.max_tokens, tokenizer = errors, max_tokens, tokenizer or corpus.tokenizer
+    corpus.widen = bool(input) and split is None and max_tokens is None
     # What the tokens depend on. A folder made with other settings is not taken for this one.
-    settings = {"dataset": dataset or "input", "tokenizer": tokenizer, "max_tokens": corpus.max_tokens,
-                "split": [round(f, 6) for f in corpus.fractions], "errors": errors, "shard_tokens": shard_tokens}
-    newest = 0
-    if input:
-        names = "\n".join(f"{f.name} {f.size}" for f in corpus.files)
-        settings |= {"files": len(corpus.files), "bytes": corpus.total, "separator": corpus.separator,
-                     "text_key": corpus.text_key, "names": hashlib.sha256(names.encode()).hexdigest()[:16]}
-        newest = max(f.path.stat().st_mtime_ns for f in corpus.files)
-    if source and (no_check or dataset == "fineweb-edu" and len(corpus.files) == 1):
-        settings["source"] = Path(source).name                                  # not the known corpus
+    settings = {"dataset": dataset or "input", "tokenizer": tokenizer, "max_tokens": max_tokens,
+                "split": [round(f, 6) for f in corpus.fractions], "widen": corpus.widen, "errors": errors,
+                "separator": corpus.separator, "text_key": corpus.text_key, "sources": sources(corpus)}
 
     out = Path(out or Path("data") / corpus.name)
     if out.exists() and not out.is_dir():
@@ -510,84 +615,76 @@ def prepare(dataset: str | None = None, input=None, tokenizer: str | None = None
     new = [p for p in (out, *out.parents) if not p.exists()]
     out.mkdir(parents=True, exist_ok=True)
     try:
-        with lock(out, "preparing"):
+        with lock(out, f"another run is preparing {out}. Wait for it, or choose another --out."):
             if (out / "meta.json").exists():
-                same_again(out, settings, newest)
+                same_again(out, settings)
                 return out
-            strange = sorted(p.name for p in out.iterdir() if not OURS.fullmatch(p.name))
-            if not (out / "progress.json").exists():
-                strange += sorted(p.name for p in out.glob("*.bin"))
+            strange = sorted(p.name for p in out.iterdir() if not OURS.fullmatch(p.name)
+                             or p.suffix == ".bin" and not (out / "parts").exists())
             if strange:
                 raise UserError(f"{out} holds other files ({strange[0]}). Choose another --out, or empty it.")
-            cache = out.parent / ".downloads" / corpus.name
             try:
-                meta = make(corpus, out, tokenizer, settings, newest, num_proc, shard_tokens,
-                            lambda file: locate(file, source, cache, not no_check))
+                meta = make(corpus, out, tokenizer, settings, num_proc)
             except UserError as e:
-                if not (isinstance(e, Unfinished) and read_progress(out, settings, newest)):
-                    clear(out)
+                if not isinstance(e, Unfinished) or not list((out / "parts").glob("*.npz")):
+                    for path in out.glob("*.bin*"):
+                        path.unlink()
+                    shutil.rmtree(out / "parts", ignore_errors=True)
                 raise
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"stopped; the same command goes on with {out}") from None
     except UserError:
-        remove_empty(new)
+        with contextlib.suppress(OSError):                                      # leave no empty folder behind
+            for folder in new:
+                folder.rmdir()
         raise
     print(f"{out}: {summary(meta)}")
-    for s, fraction in zip(SPLITS, corpus.fractions):
-        if fraction and not meta["splits"][s]["tokens"]:
-            hint = " --split gives it more, and a single document is cut by position." if input else ""
-            print(f"{out}: no document fell into {s}: there are too few of them for a split by hash.{hint}",
-                  file=sys.stderr)
+    tokens = meta["splits"]["val"]["tokens"]
+    if corpus.fractions[1] and tokens < STEADY:
+        print(f"{out}: val has only {tokens:,} tokens, so its loss will not be steady. Give more text, or more of it "
+              f"to val with --split 80/10/10.", file=sys.stderr)
     return out
 
 def info(path) -> None:
     """Print what a data folder holds. UserError when a shard is not what meta.json says."""
     data = load_data(path)
-    kind = data.tokenizer.describe()["kind"] if data.tokenizer else "an unknown tokenizer"
-    name, vocab_size = data.meta.get("dataset", "ready-made shards"), data.vocab_size or "unknown"
-    print(f"{data.path}: {name}, {kind}, vocabulary {vocab_size}")
-    print(f"{'split':<6} {'tokens':>15} {'documents':>12} {'text bytes':>16} {'bytes/token':>12} {'shards':>7}")
+    splits = data.meta.get("splits", {})
+    name = data.meta.get("dataset", "shards made elsewhere")
+    kind = data.tokenizer.describe()["kind"] if data.tokenizer else "unknown"
+    print(f"{data.path}: {name}, {kind} level, vocabulary {data.vocab_size or 'unknown'}")
     for s in SPLITS:
-        tokens, counts = getattr(data, s) or (), data.meta.get("splits", {}).get(s, {})
-        ratio = data.bytes_per_token(s)
-        documents, size = (f"{counts[k]:,}" if counts else "?" for k in ("documents", "bytes"))
-        print(f"{s:<6} {len(tokens):>15,} {documents:>12} {size:>16} "
-              f"{f'{ratio:.4f}' if ratio else '?':>12} {len(tokens.paths) if tokens else 0:>7}")
-    shards = [shard for s in SPLITS for shard in data.meta.get("splits", {}).get(s, {}).get("shards", [])]
+        facts = "".join(f", {splits[s][k]:,} {k}" for k in ("documents", "bytes") if s in splits)
+        print(f"{s:<5} {len(getattr(data, s) or ()):>15,} tokens{facts}")
+    shards = [shard for s in splits.values() for shard in s["shards"]]
     bad = [shard["file"] for shard in tqdm(shards, desc="checking", disable=None, leave=False)
            if digest(data.path / shard["file"]) != shard["sha256"]]
     if bad:
         raise UserError(f"{data.path}: {', '.join(bad)} is not what meta.json says (its sha256 differs). "
                         f"Delete the folder and prepare it again.")
-    print("every shard matches meta.json" if data.meta else
-          "every shard has the length that its header says; there is no meta.json")
+    print("every shard matches meta.json" if shards else "every shard has the length that its header says")
     if data.tokenizer:
-        ids = data.train.window(0, min(len(data.train), 400))
-        stops = np.flatnonzero(ids == data.tokenizer.end) if data.tokenizer.end is not None else ()
-        try:
-            text = data.tokenizer.decode(ids[:stops[0]] if len(stops) else ids)
-        except UserError as e:                                                  # gpt2 without its ranks
-            return print(f"the text cannot be shown: {e}")
-        print("the first document of train begins:\n" + "\n".join("    " + line for line in text.splitlines()[:5]))
+        with contextlib.suppress(UserError):                                    # gpt2 without its ranks
+            print(f"train begins: {data.tokenizer.decode(data.train.window(0, min(len(data.train), 100)))!r}")
+
+# ---------------------------------------------------------------------------------------------------------------------
+# the command
 
 def main(argv) -> None:
     p = Parser(description=__doc__.split("\n")[0], argument_default=argparse.SUPPRESS)
     p.add_argument("--dataset", metavar="NAME", help=", ".join(DATASETS))
     p.add_argument("--input", nargs="+", metavar="FILE",
-                   help=".txt, .jsonl, .parquet, each also .gz, .zip, .zst; folders; globs")
+                   help=".txt, .jsonl, .parquet, the first two also in .gz and .zip; folders; globs")
     p.add_argument("--tokenizer", help="char, byte or gpt2; by default what is usual for the dataset")
     p.add_argument("--out", help="the data folder; data/NAME when not given")
     p.add_argument("--num_proc", type=int, help="workers; all cores when not given")
     p.add_argument("--max_tokens", help="at most so many tokens in train, as 2.0B, 500M or 20000; whole documents")
-    p.add_argument("--split", help="--input: the shares of train, val and test, as 95/2.5/2.5")
+    p.add_argument("--split", help="--input: the shares of train, val and test; 95/2.5/2.5 when not given, and more "
+                                   "for val and test where that is too little")
     p.add_argument("--separator", help="--input: what ends a document in a text file, as '<|endoftext|>' or '\\n\\n'")
     p.add_argument("--text_key", help="--input: the field or column with the text; 'text' when not given")
     p.add_argument("--errors", choices=("strict", "replace"),
                    help="what to do with bytes that are not UTF-8; strict when not given")
-    p.add_argument("--source", metavar="URL|FILE", help="--dataset: a mirror, or the file or folder on this machine")
-    p.add_argument("--no_check", action="store_true", default=argparse.SUPPRESS,
-                   help="take a download or --source though length or checksum differ")
-    p.add_argument("--shard_tokens", help="tokens of a full shard; 100M when not given")
+    p.add_argument("--source", metavar="FOLDER", help="--dataset: where its files lie on this machine")
     p.add_argument("--info", metavar="FOLDER", help="print what a data folder holds, and check it")
     args = vars(p.parse_args(argv))
     if "info" in args:

@@ -46,6 +46,7 @@ class TrainConfig:
     seed: int = 0                        # of the first weights, the batches and the dropout
     # the model's other flags are GPTConfig's
     vocab_size: int | None = None        # tokens the model knows; none: what the data says
+    tokenizer: str | None = None         # of shards made elsewhere whose names do not say it: byte or gpt2
     # the steps; each has batch_size * gradient_accumulation_steps windows, shared by the processes
     max_iters: int = 400                 # optimizer steps
     max_tokens: str | None = None        # instead of max_iters: tokens to train on, as 2.0B, 500M or 20k
@@ -192,7 +193,7 @@ def model_config(s: dict, vocab_size: int) -> GPTConfig:
 # ---------------------------------------------------------------------------------------------------------------------
 # data
 
-def open_data(name: str):
+def open_data(name: str, tokenizer: str | None = None):
     """The data set in data/NAME, or at a path. The built-in corpus is prepared when it is not there."""
     path = Path("data") / name                                          # Path gives way to an absolute name
     if name == "pystdlib" and not (path / "meta.json").exists():
@@ -203,7 +204,7 @@ def open_data(name: str):
     if not path.is_dir():
         there = [p.parent.name for p in Path("data").glob("*/meta.json")]
         raise UserError(f"there is no data set {path}; make it with prepare_data.py.{nearest(name, there)}")
-    return load_data(path)
+    return load_data(path, tokenizer)
 
 def windows(tokens, starts, seq_len: int, vocab_size: int) -> torch.Tensor:
     """The windows of seq_len inputs and one more target that begin at `starts`: (n, seq_len + 1)."""
@@ -262,12 +263,13 @@ def set_up(settings: dict, checkpoint: dict | None, group: several.Group) -> Run
     # data
     if group.rank > 0:
         group.wait()                                                    # the first process may have to prepare it
-    data = open_data(s.dataset)
+    data = open_data(s.dataset, s.tokenizer)
     if group.rank == 0:
         group.wait()
     vocab_size = s.vocab_size or data.vocab_size
     if vocab_size is None:
-        raise UserError(f"{s.dataset} does not say how many tokens its vocabulary has; give --vocab_size.")
+        raise UserError(f"{s.dataset} does not say how many tokens its vocabulary has; give --vocab_size or "
+                        f"--tokenizer.")
     if data.vocab_size is not None and vocab_size < data.vocab_size:
         raise UserError(f"--vocab_size is {vocab_size}; the vocabulary of {s.dataset} has {data.vocab_size} tokens.")
     data.check_window(config.seq_len)

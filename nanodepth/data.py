@@ -7,6 +7,7 @@
 A shard is the llm.c and modded-nanogpt format: a header of 256 int32 (magic, version, token count, zeros), then the
 tokens. So a folder of their .bin files, which has no meta.json, loads too.
 """
+import functools
 import json
 import re
 import threading
@@ -20,6 +21,7 @@ from nanodepth.files import UserError, atomic_write
 SPLITS = ("train", "val", "test")
 FORMATS = {(20240520, 1): np.dtype("<u2"), (20240801, 7): np.dtype("<u4")}      # magic, version -> the tokens' type
 HEADER_BYTES = 256 * 4
+MAPPED = 64                     # shards of a split; a system may allow 256 open files
 RANKS_SECONDS = 60              # to wait for the gpt2 ranks, which are 1.5 MB
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -63,12 +65,13 @@ def read_shard(path) -> np.ndarray:
     return np.memmap(path, dtype, "r", HEADER_BYTES, (count,)) if count else np.empty(0, dtype)
 
 class Tokens:
-    """One split as one long sequence over its shards."""
+    """One split as one long sequence over its shards, of which at most MAPPED are open at a time."""
 
     def __init__(self, paths):
-        self.paths = [Path(p) for p in paths]
-        self.shards = [read_shard(p) for p in self.paths]
-        self.starts = np.cumsum([0] + [len(s) for s in self.shards])           # where each shard starts, and the end
+        self.paths = paths = [Path(p) for p in paths]
+        self.shard = functools.lru_cache(MAPPED)(lambda i: read_shard(paths[i]))            # (n,) of shard i
+        self.lengths = [len(self.shard(i)) for i in range(len(paths))]
+        self.starts = np.cumsum([0] + self.lengths)                             # where each shard starts, and the end
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -82,16 +85,16 @@ class Tokens:
         i = int(np.searchsorted(self.starts, start, side="right")) - 1         # the shard that holds `start`
         while start < stop:
             end = min(stop, int(self.starts[i + 1]))
-            parts.append(self.shards[i][start - self.starts[i]:end - self.starts[i]])
+            parts.append(self.shard(i)[start - self.starts[i]:end - self.starts[i]].astype(np.int64))
             start, i = end, i + 1
-        return np.concatenate(parts).astype(np.int64) if parts else np.empty(0, np.int64)
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def largest(self, most: int = 100_000) -> int:
         """The largest id among the first `most` tokens of each shard: does a vocabulary fit? -1 when there is none."""
-        return max((int(s[:most].max(initial=0)) for s in self.shards if len(s)), default=-1)
+        return max((int(self.shard(i)[:most].max()) for i, n in enumerate(self.lengths) if n), default=-1)
 
 # ---------------------------------------------------------------------------------------------------------------------
-# tokenizers. Each has encode, encode_all, decode, decode_bytes, vocab_size, end (an id or None), describe.
+# tokenizers. Each has encode, decode, decode_bytes, vocab_size, end (an id or None), describe; char and byte from_utf8.
 
 def utf8(text: str, encoding: str = "utf-8") -> bytes:
     try:
@@ -107,17 +110,11 @@ class ByteTokenizer:
     def encode(self, text: str) -> np.ndarray:
         return np.frombuffer(utf8(text), np.uint8).astype(np.uint16)
 
-    def encode_all(self, texts: list[str], ends: list[bool]) -> np.ndarray:
-        """The ids of all texts, one after the other, with the end token after text i where ends[i]."""
-        ids = self.encode("".join(texts))
-        if not any(ends):
-            return ids
-        lengths = [self.length(t) for t in texts]
-        return np.insert(ids, np.cumsum(lengths)[ends], self.end)
-
-    @staticmethod
-    def length(text: str) -> int:
-        return len(text) if text.isascii() else len(text.encode())
+    def from_utf8(self, raw: np.ndarray) -> np.ndarray:
+        """Ids of UTF-8 text, raw (n,) uint8, in which 0xFF, which is no UTF-8, ends each document."""
+        ids = raw.astype(np.uint16)
+        ids[raw == 0xFF] = self.end
+        return ids
 
     def decode_bytes(self, ids) -> bytes:
         """The text's bytes; an end token is nothing."""
@@ -125,6 +122,7 @@ class ByteTokenizer:
         return ids[ids != 256].astype(np.uint8).tobytes()
 
     def decode(self, ids) -> str:
+        """The text; an end token is nothing, and half a character is U+FFFD."""
         return self.decode_bytes(ids).decode(errors="replace")
 
     def describe(self) -> dict:
@@ -140,16 +138,14 @@ class CharTokenizer:
         codes = np.frombuffer(self.chars.encode("utf-32-le"), "<u4")
         self.table = np.full(0x110000, -1, np.int32)         # code point -> id; -1: unknown
         self.table[codes] = np.arange(len(codes))
+        self.table[0xDCFF] = -1 if self.end is None else self.end           # half a character, so in no text
         self.dtype = token_dtype(self.vocab_size)
+        self.ids = self.table.astype(self.dtype)
         # Plain ASCII text goes through bytes.translate, which is much quicker; its ids are below 128, 255 is unknown.
-        self.ascii = bytes(int(i) if i >= 0 else 255 for i in self.table[:128]) + b"\xff" * 128
+        self.ascii = bytes(int(i) if i >= 0 else 255 for i in self.table[:128]) + b"\xff" * 127 + b"\x80"
 
     def encode(self, text: str) -> np.ndarray:
         """Ids (len(text),). UserError names the first character that is not in the vocabulary."""
-        if text.isascii():
-            raw = text.encode().translate(self.ascii)
-            if b"\xff" not in raw:
-                return np.frombuffer(raw, np.uint8).astype(self.dtype)
         ids = self.table[np.frombuffer(utf8(text, "utf-32-le"), "<u4")]
         if len(ids) and ids.min() < 0:
             c = text[int(np.argmax(ids < 0))]
@@ -157,8 +153,16 @@ class CharTokenizer:
                             f"characters. Leave it out, or prepare and train with --tokenizer byte, which knows all.")
         return ids.astype(self.dtype)
 
-    encode_all = ByteTokenizer.encode_all
-    length = staticmethod(len)
+    def from_utf8(self, raw: np.ndarray) -> np.ndarray:
+        """Ids of UTF-8 text, raw (n,) uint8, in which 0xFF, which is no UTF-8, ends each document."""
+        quick = raw.tobytes().translate(self.ascii)
+        if b"\xff" not in quick:
+            ids = np.frombuffer(quick, np.uint8).astype(self.dtype)
+            if self.end is not None:
+                ids[ids == 128] = self.end
+            return ids
+        text = raw.tobytes().decode(errors="surrogateescape")                  # 0xFF becomes U+DCFF, as in no text
+        return self.ids[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")]
 
     def decode(self, ids) -> str:
         """The text; an end token is nothing."""
@@ -180,23 +184,22 @@ class GPT2Tokenizer:
     def load(self):
         """tiktoken's encoding. UserError, and not a long wait, when its ranks are not at hand and cannot be fetched."""
         if self.bpe is None:
-            result = []
+            result = [f"no answer in {RANKS_SECONDS} seconds"]
 
             def get():
                 try:
                     import tiktoken
-                    result.append(tiktoken.get_encoding("gpt2"))
+                    result.insert(0, tiktoken.get_encoding("gpt2"))
                 except Exception as e:          # requests, ssl, a bad cache, ...: all of them mean "no ranks"
-                    result.append(e)
+                    result.insert(0, type(e).__name__)
             thread = threading.Thread(target=get, daemon=True)                 # tiktoken itself waits without a limit
             thread.start()
             thread.join(RANKS_SECONDS)
-            if not result or isinstance(result[0], Exception):
-                why = type(result[0]).__name__ if result else f"no answer in {RANKS_SECONDS} seconds"
+            if isinstance(result[0], str):
                 raise UserError(
                     f"the gpt2 tokenizer needs its ranks once from openaipublic.blob.core.windows.net, and that failed "
-                    f"({why}). Connect, or set TIKTOKEN_CACHE_DIR to such a folder from a connected machine, or use "
-                    f"--tokenizer byte.")
+                    f"({result[0]}). Connect, or set TIKTOKEN_CACHE_DIR to such a folder from a connected machine, "
+                    f"or use --tokenizer byte.")
             self.bpe = result[0]
         return self.bpe
 
@@ -206,19 +209,11 @@ class GPT2Tokenizer:
         text.isascii() or utf8(text)
         return bpe.encode_to_numpy(text, disallowed_special=()).astype(np.uint16)
 
-    def encode_all(self, texts: list[str], ends: list[bool]) -> np.ndarray:
-        end, parts = np.array([self.end], np.uint16), [np.empty(0, np.uint16)]
-        for text, ended in zip(texts, ends):
-            parts += [self.encode(text), end] if ended else [self.encode(text)]
-        return np.concatenate(parts)
-
     def decode_bytes(self, ids) -> bytes:
         ids = check_ids(self, ids)
         return self.load().decode_bytes(ids[ids != self.end].tolist())
 
-    def decode(self, ids) -> str:
-        """The text; an end token is nothing, and half a character is U+FFFD."""
-        return self.decode_bytes(ids).decode(errors="replace")
+    decode = ByteTokenizer.decode
 
     def describe(self) -> dict:
         return {"kind": "gpt2"}
@@ -266,14 +261,17 @@ class Data:
                 raise UserError(f"{self.path}: the {split} split has {n:,} tokens, and one window of --seq_len "
                                 f"{seq_len} takes {seq_len + 1:,}. Prepare more text, or use a smaller --seq_len.")
 
-def load_data(path) -> Data:
-    """A data folder, checked: every shard is whole and has the tokens that meta.json says. UserError otherwise."""
+def load_data(path, tokenizer: str | None = None) -> Data:
+    """A data folder, checked: every shard is whole and has the tokens that meta.json says. UserError otherwise.
+
+    `tokenizer`: byte or gpt2, for shards that were made elsewhere and whose names do not say.
+    """
     path = Path(path)
     if not path.is_dir():
         raise UserError(f"there is no data folder {path}. Make it with prepare_data.py (--help shows how).")
     meta_path = path / "meta.json"
     if not meta_path.exists():
-        return load_ready_made(path)
+        return load_ready_made(path, tokenizer)
     try:
         meta = json.loads(meta_path.read_text(encoding="utf-8"))
         shards = {s: [(path / shard["file"], shard["tokens"]) for shard in meta["splits"][s]["shards"]] for s in SPLITS}
@@ -282,11 +280,13 @@ def load_data(path) -> Data:
             meta["splits"][s]["bytes"] + meta["splits"][s]["tokens"] + meta["splits"][s]["documents"]
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{meta_path} is damaged. Delete {path} and prepare it again.") from None
+    if tokenizer not in (None, described["kind"]):
+        raise UserError(f"--tokenizer is {tokenizer}, and {path} was made with {described['kind']}. Leave it out.")
     splits = {s: Tokens([p for p, _ in shards[s]]) if shards[s] else None for s in SPLITS}
     for s in SPLITS:
-        for (p, want), shard in zip(shards[s], splits[s].shards if splits[s] else ()):
-            if len(shard) != want:
-                raise UserError(f"{p} has {len(shard):,} tokens, and meta.json says {want:,}. "
+        for (p, want), n in zip(shards[s], splits[s].lengths if splits[s] else ()):
+            if n != want:
+                raise UserError(f"{p} has {n:,} tokens, and meta.json says {want:,}. "
                                 f"Delete {path} and prepare it again.")
         if sum(n for _, n in shards[s]) != meta["splits"][s]["tokens"]:
             raise UserError(f"{meta_path} is damaged: the shards of {s} do not add up. "
@@ -295,9 +295,9 @@ def load_data(path) -> Data:
         raise UserError(f"{path} has no training tokens. Delete it and prepare it again.")
     return Data(path, meta, vocab_size, tokenizer_from(described), **splits)
 
-def load_ready_made(path: Path) -> Data:
+def load_ready_made(path: Path, tokenizer: str | None) -> Data:
     """A folder of llm.c or modded-nanogpt .bin files: the split is in each name, the order is the names'."""
-    if (path / "progress.json").exists():
+    if (path / "parts").exists():
         raise UserError(f"{path} is not ready: its preparation has not ended. "
                         f"Run the same prepare_data.py command again.")
     names = {s: sorted(p for p in path.glob("*.bin") if re.search(rf"(^|[_-]){s}[_.-]", p.name)) for s in SPLITS}
@@ -306,11 +306,19 @@ def load_ready_made(path: Path) -> Data:
                         f"Make a data folder with prepare_data.py.")
     splits = {s: Tokens(names[s]) if names[s] else None for s in SPLITS}
     # Under these names they write GPT-2 tokens as uint16, and llm.c Llama 3 tokens as uint32. Other names do not say.
-    theirs = re.compile(r"(edu_)?fineweb_|tiny_?shakespeare_|tiny_?stories_", re.I)
+    theirs = re.compile(r"(edu_)?fineweb(edu)?_|tiny_?shakespeare_|tiny_?stories_", re.I)
     known = all(theirs.match(p.name) for s in SPLITS for p in names[s])
-    wide = any(shard.dtype.itemsize == 4 for s in SPLITS if splits[s] for shard in splits[s].shards)
+    wide = any(t.shard(i).dtype.itemsize == 4 for t in splits.values() if t for i in range(len(t.paths)))
     vocab_size = (128256 if wide else 50257) if known else None
     largest = max(t.largest() for t in splits.values() if t)
-    if vocab_size and largest >= vocab_size:
+    if tokenizer:
+        if tokenizer not in ("byte", "gpt2"):
+            raise UserError(f"--tokenizer is {tokenizer!r}; for shards made elsewhere it can be byte or gpt2.")
+        vocab_size = {"byte": ByteTokenizer, "gpt2": GPT2Tokenizer}[tokenizer].vocab_size
+        if largest >= vocab_size:
+            raise UserError(f"--tokenizer is {tokenizer}, which has {vocab_size:,} tokens, and {path} holds token "
+                            f"{largest:,}.")
+    elif vocab_size and largest >= vocab_size:
         vocab_size = None
-    return Data(path, {}, vocab_size, GPT2Tokenizer() if vocab_size == 50257 else None, **splits)
+    kind = tokenizer or ("gpt2" if vocab_size == 50257 else None)
+    return Data(path, {}, vocab_size, tokenizer_from({"kind": kind}) if kind else None, **splits)

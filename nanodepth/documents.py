@@ -1,15 +1,17 @@
-"""Any file as a stream of documents: .txt, .jsonl and .parquet, plain or in .gz, .zip or .zst, in bounded memory.
+"""Files as documents: .txt, .jsonl and .parquet, and text or JSON lines in .gz and .zip, in bounded memory.
 
-    for split, text, last in pieces(corpus, folder): ...
+    for key, text, last in read(file, corpus): ...
 
-A document longer than BLOCK characters comes in pieces; `last` tells that it ends. `jobs` bundles pieces.
+A text is UTF-8 bytes. A document that is longer than PIECE comes in pieces, and `last` tells that it ends; a line of
+JSON or a row of parquet has at most LONG bytes. A byte order mark is no text. Everything else stays as it is, carriage
+returns too, but for a line break, \\n or \\r\\n, around a separator.
 """
 import codecs
+import collections
 import contextlib
 import glob
 import gzip
-import hashlib
-import io
+import importlib.util
 import json
 import os
 import re
@@ -19,115 +21,135 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from nanodepth.files import UserError
-from nanodepth.data import SPLITS
 
-BLOCK = 2**20                   # characters of a job, and at most of one piece of a document
-LINE_LIMIT = 2**26              # bytes of one JSON line
+PIECE = 2**20                   # bytes of a long text that are read, and encoded, at a time
+LONG = 2**24                    # bytes of the longest line of JSON and the longest row of parquet
+PAGE = 96 * 2**20               # bytes of the largest page of a parquet file, which its library reads as a whole
 
 @dataclass
 class File:
-    name: str                               # as it counts: for kind, order and hash
-    path: Path | None = None                # on this machine; None: still to be fetched from url
-    url: str = ""
-    size: int | None = None                 # of the download, where known
+    name: str                               # in messages, and in the record of what was read
+    path: Path | None = None                # None: `fetch` gives it
+    fetch: Callable | None = None
+    revision: str = ""                      # on the hub: repository and commit
     sha256: str | None = None
-    unpacked: tuple = (None, None)          # size and md5 of what is in it
     split: str | None = None                # all its documents go there, or
-    key: str | None = None                  # the hash of this decides, not the hash of the content
+    key: str | None = None                  # the hash of this decides, not that of the content
+    members: list[str] | None = None        # of a .zip: the files that are read
+    span: tuple | None = None               # from this byte of its text to that one
+    position: Callable = lambda: 0          # bytes of the file read so far, for the bar
 
 @dataclass
 class Corpus:
     name: str
     files: list[File]
     tokenizer: str = "char"                 # unless --tokenizer says otherwise
-    fractions: tuple = (0.95, 0.025, 0.025)
+    fractions: tuple = (0.95, 0.025, 0.025) # of train, val and test
+    widen: bool = False                     # the fractions of val and test may grow, when they would be too small
     ends: bool = True                       # an end token after each document
     chars: str | None = None                # the vocabulary at character level; None: what is found
     separator: str | None = None
     text_key: str = "text"
     id_key: str | None = None               # the column whose hash decides the split
-    total: int | None = None                # bytes of all files; None: all of them are fetched first
     errors: str = "strict"
     max_tokens: int | None = None
-    running: int = 0                        # bytes of one running text, which is cut by position; 0: many documents
-    read: Callable = lambda: 0              # bytes of the files read so far, for the bar
-    full: bool = False                      # train has its max_tokens
-
-KINDS = {".txt": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
-PACKED = (".gz", ".zip", ".zst")
-FOREIGN = (".tar", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".lz4", ".pdf", ".docx", ".bin", ".npy")
-
-def suffix_of(name: str) -> str:
-    """The suffix of a name, in small letters, without .gz, .zip or .zst after it."""
-    path = Path(name)
-    return (path.with_suffix("") if path.suffix.lower() in PACKED else path).suffix.lower()
-
-def kind_of(name: str) -> str:
-    """'text', 'jsonl' or 'parquet'; a suffix that says nothing is text."""
-    return KINDS.get(suffix_of(name), "text")
-
-def input_files(patterns: list[str]) -> list[File]:
-    """The files that --input names: files, globs, and folders with all .txt, .jsonl and .parquet in them, sorted."""
-    files = []
-    for pattern in patterns:
-        found = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
-        if not found:
-            raise UserError(f"--input {pattern}: there is no such file or folder.")
-        for path in map(Path, found):
-            if not path.is_dir():
-                files.append(File(path.name, path))
-                continue
-            inside = [p for p in sorted(path.rglob("*")) if p.is_file() and not p.name.startswith(".")
-                      and suffix_of(p.name) in KINDS]
-            if not inside and len(found) == 1:
-                raise UserError(f"--input {pattern}: the folder has no .txt, .jsonl or .parquet file in it.")
-            files += [File(p.relative_to(path).as_posix(), p) for p in inside]
-    for f in files:
-        if f.path.suffix.lower() in FOREIGN or ".tar." in f.name.lower():
-            raise UserError(f"{f.path}: this kind of file is not read. Unpack or convert it to .txt, .jsonl or "
-                            f".parquet (each also .gz, .zip or .zst).")
-        f.size = f.path.stat().st_size
-    return files
 
 # ---------------------------------------------------------------------------------------------------------------------
-# files as streams, streams as documents, documents as pieces
+# which files
 
-class Zst(io.RawIOBase):
-    """A .zst file as a stream. Unlike zstandard's own reader it notices a file that is cut short."""
+KINDS = {".txt": "text", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}
+FOREIGN = (".tar", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".rar", ".lz4", ".pdf", ".docx", ".epub", ".bin", ".npy")
 
-    def __init__(self, raw):
-        try:
-            import zstandard
-        except ImportError:
-            raise UserError(f"{raw.name} needs zstandard: pip install zstandard, or unpack it first "
-                            f"with zstd -d.") from None
-        self.new = zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj
-        self.raw, self.frame, self.ready = raw, None, memoryview(b"")
+def suffix_of(name) -> str:
+    """The suffix of a name in small letters, without .gz or .zip after it."""
+    return PurePosixPath(re.sub(r"(?<=.)\.(gz|zip)$", "", str(name).lower())).suffix
 
-    def readable(self):
-        return True
+def kind_of(name) -> str:
+    """'text', 'json' or 'parquet'; a suffix that says nothing is text. Only a .json that is named is read."""
+    return KINDS.get(suffix_of(name), "json" if suffix_of(name) == ".json" else "text")
 
-    def readinto(self, buffer):
-        while not self.ready:
-            data = self.raw.read(2**14)
-            if not data:
-                if self.frame is not None:
-                    raise EOFError("it ends in the middle of a frame")
-                return 0
-            parts = []
-            while data:                                                         # a file may have several frames
-                self.frame = self.frame or self.new()
-                parts.append(self.frame.decompress(data))
-                data = self.frame.unused_data if self.frame.eof else b""
-                if self.frame.eof:
-                    self.frame = None
-            self.ready = memoryview(b"".join(parts))
-        n = min(len(buffer), len(self.ready))
-        buffer[:n], self.ready = self.ready[:n], self.ready[n:]
-        return n
+LITTER = {"__MACOSX", "__pycache__", "node_modules"}
+
+def litter(name: str) -> bool:
+    return name.startswith(".") or name in LITTER
+
+def made_by_us(folder: Path) -> bool:
+    """A data folder or a run, also an unfinished one; or a virtual environment."""
+    try:
+        there = set(os.listdir(folder))
+    except OSError:                                                             # not ours to read
+        return False
+    return not there.isdisjoint({"ckpt.pt", "pyvenv.cfg"}) or {"config.json", "log.jsonl"} <= there or \
+        {"meta.json", "train_000000.bin"} <= there or "parts" in there and Path(folder, "parts/record.json").exists()
+
+def walk(folder: Path):
+    """The files in a folder, at any depth, that are not hidden, a system's or our own."""
+    for root, folders, names in os.walk(folder):
+        folders[:] = [f for f in folders if not litter(f) and not made_by_us(Path(root, f))]
+        yield from (Path(root, n) for n in names if not litter(n) and os.path.isfile(os.path.join(root, n)))
+
+def input_files(patterns: list[str]) -> tuple[list[File], collections.Counter]:
+    """The files that --input names, each once, and of each suffix how many are left out.
+
+    What is named is read, as book.md or '*.py'; of a folder, of 'c/**' and of a .zip of several files, the text files.
+    """
+    found, left_out = {}, {}
+    for pattern in patterns:
+        exact = os.path.exists(pattern)
+        named = [pattern] if exact else sorted(glob.glob(pattern, recursive=True))
+        paths = {}                                                              # path -> name, and whether asked for
+        for path in map(Path, named):
+            if path.is_dir():
+                paths |= {p: (p.relative_to(path).as_posix(), False) for p in sorted(walk(path))}
+            else:
+                paths[path] = path.name, exact or bool(Path(pattern).suffix)
+        if not exact:
+            ours = {f for f in {p.parent for p in paths} if not LITTER.isdisjoint(f.parts) or made_by_us(f)}
+            paths = {p: what for p, what in paths.items() if p.parent not in ours}
+        chosen = {p: name for p, (name, asked) in paths.items() if asked or suffix_of(name) in KINDS}
+        if not chosen:
+            what = "there is no .txt, .jsonl or .parquet file in it" if named else "there is no such file or folder"
+            raise UserError(f"--input {pattern}: {what}.")
+        for p, name in chosen.items():
+            found.setdefault(os.path.realpath(p), File(name, p))
+        left_out |= {os.path.realpath(p): p.suffix or p.name for p in paths if p not in chosen}
+    for f in found.values():
+        suffix, packed_parquet = f.path.suffix.lower(), f.path.name.lower().endswith((".parquet.gz", ".parquet.zip"))
+        if suffix in FOREIGN or ".tar." in f.path.name.lower() or packed_parquet:
+            raise UserError(f"{f.path}: this kind of file is not read. Unpack or convert it to .txt, .jsonl or "
+                            f".parquet (.txt and .jsonl also in .gz or .zip).")
+        if not f.path.is_file():
+            raise UserError(f"{f.path} is a pipe or a device, which cannot be read a second time. Save it to a file.")
+        if kind_of(f.name) == "parquet":
+            need("pyarrow", f.path, "convert it to .jsonl")
+        if suffix == ".zip":
+            f.members, others = zip_members(f.path)
+            left_out |= {f"{f.path}: {name}": PurePosixPath(name).suffix or name for name in others}
+    return list(found.values()), collections.Counter(suffix for path, suffix in left_out.items() if path not in found)
+
+def zip_members(path: Path) -> tuple[list[str], set[str]]:
+    """The files in a .zip that are read, sorted: the text files, or the only one; and the others."""
+    with damage(path), zipfile.ZipFile(path) as z:
+        infos = {i.filename: i for i in z.infolist()
+                 if not i.is_dir() and not any(map(litter, PurePosixPath(i.filename).parts))}
+    members = sorted(name for name in infos if len(infos) == 1 or suffix_of(name) in KINDS)
+    for name in members:
+        if infos[name].flag_bits & 1:
+            raise UserError(f"{path} is encrypted. Unpack it first.")
+        if name.lower().endswith((".gz", ".zip", ".parquet", *FOREIGN)):
+            raise UserError(f"{path} has {name} in it, which is packed itself. Unpack {path.name} first.")
+    return members, infos.keys() - set(members)
+
+def need(module: str, what, otherwise: str) -> None:
+    """UserError when a library that only some inputs need is missing; asked before work begins."""
+    if module in sys.modules and sys.modules[module] is None or not importlib.util.find_spec(module):
+        raise UserError(f"{what} needs {module}: pip install {module}, or {otherwise}.")
+
+# ---------------------------------------------------------------------------------------------------------------------
+# files as documents
 
 @contextlib.contextmanager
 def damage(name):
@@ -137,250 +159,201 @@ def damage(name):
     except UserError:
         raise
     except Exception as e:
-        own = type(e).__module__.startswith(("zstd", "zstandard", "pyarrow")) or type(e) is OSError and e.errno is None
-        if "encrypted" in str(e):
-            raise UserError(f"{name} is encrypted. Unpack it first.") from None
+        own = type(e).__module__.startswith("pyarrow") or type(e) is OSError and e.errno is None
         if own or isinstance(e, (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile, NotImplementedError)):
             reason = (str(e) or type(e).__name__).splitlines()[0][:200]
             raise UserError(f"{name} is damaged, cut short, or not what its name says: {reason}. "
                             f"Get it again.") from None
         raise
 
-def streams(path: Path, raw):
-    """(name, kind, binary stream) of a file: itself, unpacked, or each file in a .zip. `raw` is the open file."""
-    suffix = path.suffix.lower()
-    if suffix == ".zip":
-        with zipfile.ZipFile(raw) as z:
-            for info in sorted(z.infolist(), key=lambda i: i.filename):
-                if not info.is_dir() and not info.filename.startswith("__MACOSX/"):
-                    with z.open(info) as f:
-                        yield f"{path}: {info.filename}", kind_of(info.filename), f
-    elif suffix == ".gz":
-        yield path, kind_of(path.name), gzip.GzipFile(fileobj=raw)
-    elif suffix == ".zst":
-        yield path, kind_of(path.name), io.BufferedReader(Zst(raw), 2**18)
-    else:
-        yield path, kind_of(path.name), raw
+MAGIC = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"\x1f\x8b": "gzip", b"PK\x03\x04": "a .zip", b"PAR1": "parquet",
+         b"\x28\xb5\x2f\xfd": "zstd", b"%PDF": "a .pdf"}
 
-def not_utf8(name, error: UnicodeDecodeError, offset: int) -> UserError:
-    return UserError(f"{name} is not UTF-8: byte 0x{error.object[error.start]:02x} at offset {offset:,}. Convert it "
+def check_start(raw: bytes, name) -> None:
+    what = next((what for magic, what in MAGIC.items() if raw.startswith(magic)), None)
+    if what:
+        raise UserError(f"{name} is {what} inside, not UTF-8 text. " +
+                        ("Save it as UTF-8." if what == "UTF-16" else "Unpack or convert it first."))
+
+def not_utf8(name, byte: int, offset: int) -> UserError:
+    return UserError(f"{name} is not UTF-8: byte 0x{byte:02x} at offset {offset:,}. Convert it "
                      f"(iconv -f ENCODING -t UTF-8), or use --errors replace, which puts U+FFFD there.")
 
-def decoded(stream, name, errors: str):
-    """The text of a binary stream, chunk by chunk; UserError gives the offset of the first byte that is not UTF-8."""
-    decoder = codecs.getincrementaldecoder("utf-8")(errors)
-    read = 0
+def utf8_chunks(stream, name, errors: str, span=None):
+    """A binary stream as chunks of whole characters, checked."""
+    start, stop = span or (0, float("inf"))
+    if start:
+        stream.seek(start)
+    decoder = codecs.getincrementaldecoder("utf-8-sig")(errors)
+    read = start
     while True:
-        raw = stream.read(2**18)
+        raw = stream.read(min(2**18, stop - read) if span else 2**18)
+        if read == 0:
+            check_start(raw, name)
         waiting = len(decoder.getstate()[0])                                    # bytes of a character begun before
         try:
-            yield decoder.decode(raw, final=not raw)
+            yield decoder.decode(raw, final=not raw).encode()
         except UnicodeDecodeError as e:
-            raise not_utf8(name, e, read - waiting + e.start) from None
+            raise not_utf8(name, e.object[e.start], read - waiting + e.start) from None
         read += len(raw)
         if not raw:
             return
 
-def cut_point(text: str) -> int:
-    """Where to cut a text longer than BLOCK: at a blank or newline after something visible, which gpt2 never joins."""
-    i, lowest = BLOCK, BLOCK - min(BLOCK // 2, 2**16)
-    while (i := max(text.rfind(" ", lowest, i), text.rfind("\n", lowest, i))) > 0:
-        if not text[i - 1].isspace():
+def cut_point(text: bytes) -> int:
+    """Where to cut a text longer than PIECE: at a blank or newline after something visible, which gpt2 never joins."""
+    i, lowest = PIECE, PIECE - min(PIECE // 2, 2**16)
+    while (i := max(text.rfind(b" ", lowest, i), text.rfind(b"\n", lowest, i))) > 0:
+        if not text[max(i - 4, 0):i].decode(errors="ignore")[-1:].isspace():
             return i
-    return BLOCK                                                                # 65,536 characters without a blank
+    i = PIECE                                                                   # 65,536 bytes without a blank
+    while text[i] & 0xC0 == 0x80:                                               # inside a character
+        i -= 1
+    return i
 
 def text_documents(chunks, separator: str | None):
     """(text, last) pieces of the documents in a text. A line break on either side of a separator belongs to it."""
-    edge = bool(separator) and separator.strip("\r\n") == separator
-    margin = len(separator) + 4 if separator else 0                             # a separator that is only half read
-    rest = ""
+    separator = (separator or "").replace("\r\n", "\n")
+    find = re.compile(re.escape(separator.encode()).replace(b"\\\n", b"\r?\n").removeprefix(b"\r?")).search
+    edge, margin = separator.strip("\n") == separator, 2 * len(separator.encode()) + 4
+    rest = b""
     for chunk in chain(chunks, [None]):
-        rest += chunk or ""
+        rest += chunk or b""
         start = 0
-        while separator and (i := rest.find(separator, start)) >= 0:
-            stop, after = i, i + len(separator)
+        while separator and (m := find(rest, start)):
+            stop, after = m.span()
             if chunk is not None and after + 2 > len(rest):                     # its line break may be still to come
                 break
             if edge:
-                stop -= 2 if rest.endswith("\r\n", start, i) else rest.endswith("\n", start, i)
-                after += 2 if rest.startswith("\r\n", after) else rest.startswith("\n", after)
-            yield from long_document(rest[start:stop])
+                stop -= rest.endswith(b"\n", start, stop)
+                after += 2 if rest.startswith(b"\r\n", after) else rest.startswith(b"\n", after)
+            if stop < m.start() or separator[0] == "\n":
+                stop -= rest.endswith(b"\r", start, stop)
+            yield from pieces(rest[start:stop])
             start = after
-        rest = rest[start:]
-        while chunk is not None and len(rest) > BLOCK + margin:
-            cut = cut_point(rest)
-            yield rest[:cut], False
-            rest = rest[cut:]
-    yield from long_document(rest)
+        *begun, (rest, _) = pieces(rest[start:], margin if chunk is not None else 0)
+        yield from begun
+    yield rest, True
 
-def long_document(text: str):
-    """One document as (text, last) pieces of at most BLOCK characters."""
-    while len(text) > BLOCK:
+def pieces(text: bytes, margin: int = 0):
+    """A document as (text, last) pieces of at most PIECE bytes; the last one may have `margin` more."""
+    while len(text) > PIECE + margin:
         cut = cut_point(text)
         yield text[:cut], False
         text = text[cut:]
     yield text, True
 
 def json_documents(stream, name, corpus: Corpus):
-    """(text, key) of the objects in a .jsonl stream."""
-    offset = 0
-    for number in range(1, sys.maxsize):
-        raw = stream.readline(LINE_LIMIT)
-        if not raw:
-            return
-        where = f"{name}, line {number}"
-        if len(raw) == LINE_LIMIT:
-            raise UserError(f"{where} is longer than {LINE_LIMIT >> 20} MiB. Is this JSON lines, one object a line?")
+    """The texts in JSON lines."""
+    offset, number = 0, 0
+
+    def wrong(what):
+        return UserError(f"{name}, line {number} {what}")
+
+    while raw := stream.readline(LONG):
+        number += 1
+        if number == 1:
+            check_start(raw, name)
+            raw = raw.removeprefix(codecs.BOM_UTF8)
+        if len(raw) >= LONG:
+            raise wrong(f"is longer than {LONG >> 20} MiB. Is this JSON lines, one object a line? "
+                        f"A text as long as that can be a .txt file.")
         try:
-            line = raw.decode(errors=corpus.errors)
+            row = json.loads(raw.decode(errors=corpus.errors))
+            text = row[corpus.text_key]
+            if text is not None:
+                yield text.encode()
         except UnicodeDecodeError as e:
-            raise not_utf8(where, e, offset + e.start) from None
-        offset += len(raw)
-        if line.isspace():
-            continue
-        try:
-            row = json.loads(line.removeprefix("\ufeff"))
-        except (ValueError, RecursionError) as e:
-            raise UserError(f"{where} is not JSON: {e}. Is this JSON lines, one object a line?") from None
-        if not isinstance(row, dict):
-            raise UserError(f"{where} is not a JSON object but {str(row)[:40]!r}. "
-                            f"A line looks like {{\"text\": \"...\"}}.")
-        if corpus.text_key not in row:
-            there = ", ".join(map(repr, list(row)[:9])) or "nothing"
-            raise UserError(f"{where} has no {corpus.text_key!r}, only {there}. Name the text with --text_key.")
-        text = row[corpus.text_key]
-        if not isinstance(text, str):
-            raise UserError(f"{where}: {corpus.text_key!r} is {str(text)[:40]!r}, which is not text. "
-                            f"Choose --text_key.")
-        try:
-            text.encode()
+            raise not_utf8(f"{name}, line {number}", raw[e.start], offset + e.start) from None
         except UnicodeEncodeError as e:                                         # "\ud800" is JSON, but no character
             if corpus.errors == "strict":
-                raise UserError(f"{where}: the text has half a character, \\u{ord(text[e.start]):04x}, which is not "
-                                f"UTF-8. Use --errors replace, which puts U+FFFD there.") from None
-            text = re.sub("[\ud800-\udfff]", "\ufffd", text)
-        yield text, None
+                raise wrong(f"has half a character, \\u{ord(text[e.start]):04x}, in its text, which is not UTF-8. "
+                            f"Use --errors replace, which puts U+FFFD there.") from None
+            yield re.sub("[\ud800-\udfff]", "\ufffd", text).encode()
+        except (ValueError, RecursionError) as e:
+            if raw and not raw.isspace():
+                raise wrong(f"is not JSON: {e}. Is this JSON lines, one object a line?") from None
+        except (KeyError, TypeError, IndexError, AttributeError):
+            if not isinstance(row, dict):
+                raise wrong(f"is not a JSON object but {str(row)[:40]!r}. "
+                            f"A line looks like {{\"text\": \"...\"}}.") from None
+            if corpus.text_key in row:
+                raise wrong(f"has {str(text)[:40]!r} for {corpus.text_key!r}, which is not text. "
+                            f"Choose --text_key.") from None
+            there = ", ".join(map(repr, list(row)[:9])) or "nothing"
+            raise wrong(f"has no {corpus.text_key!r}, only {there}. Name the text with --text_key.") from None
+        offset += len(raw)
 
-def parquet_documents(path: Path, name, corpus: Corpus):
-    """(text, key, part of the file read so far) of the rows of a parquet file, a few rows at a time."""
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise UserError(f"{name} needs pyarrow: pip install pyarrow, or give --input .txt or .jsonl files.") from None
-    with pq.ParquetFile(path, pre_buffer=False, buffer_size=2**20) as f:      # not a whole column chunk at once
+def parquet_documents(file: File, corpus: Corpus, size: int):
+    """(key, text) of the rows of a parquet file, about two million bytes at a time."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    with pq.ParquetFile(file.path, pre_buffer=False, buffer_size=2**20) as f:   # not a whole column chunk at once
         columns = [corpus.text_key] + ([corpus.id_key] if corpus.id_key else [])
+        types = {field.name: str(field.type) for field in f.schema_arrow}
         for column in columns:
-            if column not in f.schema_arrow.names:
-                flag = " Name the text with --text_key." if column == corpus.text_key else ""
-                there = ", ".join(map(repr, f.schema_arrow.names))
-                raise UserError(f"{name} has no column {column!r}, only {there}.{flag}")
-            kind = str(f.schema_arrow.field(column).type)
-            if not re.match(r"(large_)?string|dictionary<values=(large_)?string", kind):
-                raise UserError(f"{name}: the column {column!r} is {kind}, which is not text. Choose --text_key.")
-        number, rows = 0, max(f.metadata.num_rows, 1)
-        for batch in f.iter_batches(batch_size=64, columns=columns, use_threads=False):
-            texts, *ids = (batch.column(c).cast(pa.large_binary()).to_pylist() for c in columns)
-            for i, raw in enumerate(texts):
-                number += 1
-                if raw is None:
-                    continue
-                try:
-                    text = raw.decode(errors=corpus.errors)
-                except UnicodeDecodeError as e:
-                    raise not_utf8(f"{name}, row {number}", e, e.start) from None
-                key = ids[0][i].decode(errors="replace") if ids and ids[0][i] is not None else None
-                yield text, key, number / rows
+            if column not in types:
+                raise UserError(f"{file.path} has no column {column!r}, only {', '.join(map(repr, types))}. "
+                                f"Name the text with --text_key.")
+            if not re.match(r"(large_)?string|dictionary<values=(large_)?string", types[column]):
+                raise UserError(f"{file.path}: the column {column!r} is {types[column]}, which is not text. "
+                                f"Choose --text_key.")
+        leaf = next(i for i in range(f.metadata.num_columns) if f.metadata.schema.column(i).path == corpus.text_key)
+        number = 0
+        for group in range(f.num_row_groups):
+            column = f.metadata.row_group(group).column(leaf)
+            average = column.total_uncompressed_size // max(column.num_values, 1) + 1
+            if min(column.total_uncompressed_size, 1024 * average) > PAGE:      # writers count 1,024 rows, then bytes
+                raise UserError(f"{file.path}: row group {group} has rows of {average / 1e6:.1f} MB in the mean, and "
+                                f"{column.total_uncompressed_size / 1e6:,.0f} MB must be read at once. Write it again "
+                                f"with row_group_size={max(PAGE // average, 1)} (pyarrow), or as .jsonl.")
+            for batch in f.iter_batches(min(max(2**21 // average, 1), 256), [group], columns, use_threads=False):
+                texts, *ids = (batch.column(c).cast(pa.large_binary()) for c in columns)
+                for i, text in enumerate(texts):
+                    number, text = number + 1, text.as_py()
+                    if text is None:
+                        continue
+                    if len(text) > LONG:
+                        raise UserError(f"{file.path}, row {number} is longer than {LONG >> 20} MiB. Leave it out, or "
+                                        f"make it a .txt file.")
+                    try:
+                        decoded = text.decode(errors=corpus.errors)
+                    except UnicodeDecodeError as e:
+                        raise not_utf8(f"{file.path}, row {number}", text[e.start], e.start) from None
+                    yield ids[0][i].as_py() if ids else None, text if corpus.errors == "strict" else decoded.encode()
+                file.position = lambda: size * number // f.metadata.num_rows
 
-@contextlib.contextmanager
-def reading(corpus: Corpus):
-    """Before a file is closed, note how far it was read."""
-    try:
-        yield
-    finally:
-        at = corpus.read()
-        corpus.read = lambda: at
+def read(file: File, corpus: Corpus):
+    """(key, text, last) of all documents of one file; `key` or, when it is None, the text decides the split."""
+    key = file.key.encode() if file.key else None
+    with open(file.path, "rb") as raw, damage(file.path):
+        size, file.position = os.fstat(raw.fileno()).st_size, raw.tell
+        if kind_of(file.path.name) == "parquet":
+            for key, text in parquet_documents(file, corpus, size):
+                yield from ((key, piece, last) for piece, last in pieces(text))
+        else:
+            for name, stream in streams(file, raw):
+                if kind_of(name) == "json":
+                    for text in json_documents(stream, name, corpus):
+                        if len(text) <= PIECE:
+                            yield key, text, True
+                        else:
+                            yield from ((key, piece, last) for piece, last in pieces(text))
+                else:
+                    chunks = utf8_chunks(stream, name, corpus.errors, file.span)
+                    for text, last in text_documents(chunks, corpus.separator):
+                        yield key, text, last
+        file.position = lambda: size
 
-def file_pieces(file: File, corpus: Corpus, folder: Path):
-    """(key, text, last) of all documents of one file; `key` (or, when it is None, the text) decides the split."""
-    before, part = corpus.read(), None
-    with open(file.path, "rb") as raw, damage(file.path), reading(corpus):
-        size = os.fstat(raw.fileno()).st_size
-        corpus.read = lambda: before + (raw.tell() if part is None else int(size * part))
-        for name, kind, stream in streams(file.path, raw):
-            if kind == "text":
-                for text, last in text_documents(decoded(stream, name, corpus.errors), corpus.separator):
-                    yield file.key, text, last
-            elif kind == "jsonl":
-                for text, key in json_documents(stream, name, corpus):
-                    for piece, last in long_document(text):
-                        yield key, piece, last
-            else:
-                path, spare = file.path, folder / "input.tmp"                   # parquet is not read from front to back
-                if stream is not raw:
-                    path = spare
-                    with open(spare, "wb") as f:
-                        while data := stream.read(2**20):
-                            f.write(data)
-                for text, key, part in parquet_documents(path, name, corpus):
-                    for piece, last in long_document(text):
-                        yield key, piece, last
-                spare.unlink(missing_ok=True)
-        part = 1.0                                                              # the whole file
-
-def split_of(key: str, fractions) -> str:
-    """The split of a document: bits 64 to 127 of sha256(key), as a number in [0, 1), and the fractions decide."""
-    u = int.from_bytes(hashlib.sha256(key.encode()).digest()[8:16]) / 2**64
-    train, val, _ = fractions
-    return "val" if u < val else "train" if u < val + train else "test"
-
-def pieces(corpus: Corpus, folder: Path, place=None, split_of=split_of):
-    """(split, text, last) of everything in a corpus, in order. A document with nothing but white space is left out.
-
-    A document goes by its file's split, by its key, or by its content, that is by its first piece (2**20 characters).
-    """
-    first, corpus.read = True, lambda: 0
-    for file in corpus.files:
-        if corpus.full and file.split == "train":
-            continue
-        if file.path is None:
-            file.path = place(file)
-        for key, text, last in file_pieces(file, corpus, folder):
-            if first and last and (not text or text.isspace()):
-                continue
-            if first:
-                split = file.split or split_of(text if key is None else key, corpus.fractions)
-            first = last
-            yield split, text, last
-            if corpus.full and file.split == "train":
-                first = True
-                break
-
-def by_position(stream, total: int, fractions):
-    """(split, text, last) of one running text of `total` bytes: cut at the fractions, at whole characters."""
-    ends = [round(total * fractions[0]), round(total * (fractions[0] + fractions[1])), total]
-    at, part = 0, 0
-    for _, text, _ in stream:
-        raw = text.encode()
-        while part < 2 and at + len(raw) >= ends[part]:
-            cut = max(ends[part] - at, 0)
-            while cut < len(raw) and raw[cut] & 0xC0 == 0x80:                   # inside a character
-                cut += 1
-            if fractions[part] and cut:
-                yield SPLITS[part], raw[:cut].decode(), True
-            raw, at, part = raw[cut:], at + cut, part + 1
-        at += len(raw)
-        if raw:
-            yield SPLITS[part], raw.decode(), at >= total
-
-def jobs(stream, corpus: Corpus):
-    """(pieces, bytes of the files read so far): runs of pieces, about BLOCK characters each."""
-    job, size = [], 0
-    for piece in stream:
-        job.append(piece)
-        size += len(piece[1])
-        if size >= BLOCK:
-            yield job, corpus.read()
-            job, size = [], 0
-    if job:
-        yield job, corpus.read()
+def streams(file: File, raw):
+    """(name, binary stream) of a file: itself, unpacked, or each file in a .zip. `raw` is the open file."""
+    suffix = file.path.suffix.lower()
+    if suffix == ".zip":
+        with zipfile.ZipFile(raw) as z:
+            for member in file.members:
+                with z.open(member) as f:
+                    yield f"{file.path}: {member}", f
+    elif suffix == ".gz":
+        with gzip.GzipFile(fileobj=raw) as f:
+            yield file.path, f
+    else:
+        yield file.path, raw

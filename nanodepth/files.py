@@ -10,6 +10,8 @@ import traceback
 import zipfile
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 class UserError(Exception):
     """Something the user can put right. Its text is one or two lines: what is wrong, and what to do."""
 
@@ -32,6 +34,9 @@ def explain(error: OSError) -> str:
 
 def run(main) -> None:
     """Run `main(argv)`. What a user can put right ends as one or two lines on stderr and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):     # not every terminal knows every character; no text is worth a traceback
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
     try:
         main(sys.argv[1:])
         sys.stdout.flush()
@@ -67,14 +72,49 @@ def atomic_write(path, mode: str = "w"):
             f.flush()
             os.fsync(f.fileno())
         os.replace(tmp, path)
-        if os.name == "posix":                  # the new name itself must reach the disk too
-            folder = os.open(path.parent, os.O_RDONLY)
-            os.fsync(folder)
-            os.close(folder)
+        sync_folder(path.parent)
     except BaseException:
         with contextlib.suppress(OSError):
             tmp.unlink(missing_ok=True)
         raise
+
+def sync_folder(folder) -> None:
+    """A new name must reach the disk too; shares, FUSE and Windows have no such thing, and do without."""
+    with contextlib.suppress(OSError):
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
+class lock:
+    """One process at a time in a folder: held from now on, until `with` or release() ends it, or the process ends.
+
+    UserError with the sentence `refused` when another holds it. A file system without locks goes without.
+    """
+
+    def __init__(self, folder, refused: str):
+        self.path = Path(folder) / ".lock"
+        self.held = FileLock(self.path, fallback_to_soft=False)
+        try:
+            self.held.acquire(timeout=0)
+        except Timeout:
+            raise UserError(refused) from None
+        except (OSError, NotImplementedError) as e:
+            if getattr(e, "errno", None) in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.ENOENT):
+                raise
+            self.path.unlink(missing_ok=True)
+
+    def release(self) -> None:
+        with contextlib.suppress(OSError):      # not on Windows, where a file that is open stays
+            self.path.unlink()
+        self.held.release()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.release()
 
 # ---------------------------------------------------------------------------------------------------------------------
 # a router of one's own

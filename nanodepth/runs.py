@@ -13,12 +13,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from nanodepth.files import UserError, atomic_write, save_checkpoint
-
-try:
-    import fcntl                        # POSIX alone
-except ImportError:
-    fcntl = None
+from nanodepth.files import UserError, atomic_write, lock, save_checkpoint
 
 # ---------------------------------------------------------------------------------------------------------------------
 # the folder
@@ -28,11 +23,11 @@ class Folder:
     val loss). `saved` is the iteration of ckpt.pt, None where there is none."""
 
     def __init__(self, path):
-        self.path, self.log, self.saved = Path(path), None, None
+        self.path, self.log, self.held, self.saved = Path(path), None, None, None
 
     def claim(self, resume_at: int | None, config: dict) -> None:
         """Take the folder for this run alone, and write config.json. UserError when another run has it."""
-        self.log, self.saved = claim(self.path, resume_at), resume_at
+        (self.log, self.held), self.saved = claim(self.path, resume_at), resume_at
         try:
             with atomic_write(self.path / "config.json") as f:
                 json.dump(config, f, indent=1)
@@ -80,39 +75,27 @@ class Folder:
         if self.log:
             with contextlib.suppress(OSError):                          # the disk may be full
                 self.log.close()
+            self.held.release()
 
 def claim(out_dir: Path, resume_at: int | None):
-    """log.jsonl opened for this run alone. A resumed run drops the lines after its checkpoint; a new run moves the
-    files of an earlier one to OUT_DIR/oldN, so that nothing is lost by typing the same command twice."""
+    """log.jsonl opened, and the lock that keeps other runs from this folder. A resumed run drops the lines after its
+    checkpoint; a new run moves the files of an earlier one to OUT_DIR/oldN, so that nothing is lost by typing the same
+    command twice."""
     out_dir.mkdir(parents=True, exist_ok=True)
+    held = lock(out_dir, f"another run is writing to {out_dir}; choose another --out_dir.")
     path = out_dir / "log.jsonl"
-
-    def lock():
-        f = open(path, "a", encoding="utf-8")
-        try:
-            if fcntl:
-                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)           # held until the file is closed
-        except BlockingIOError:
-            raise UserError(f"another run is writing to {out_dir}; choose another --out_dir.") from None
-        except OSError:
-            pass                                                        # a file system without locks
-        return f
-
-    earlier = path.exists() or (out_dir / "ckpt.pt").exists()
-    log = lock()
-    if resume_at is not None:
-        with open(path, "rb") as f:                                     # iterations only grow along the file
-            log.truncate(sum(map(len, takewhile(lambda line: iter_of(line) <= resume_at, f))))
-    elif earlier:
+    if resume_at is None and (path.exists() or (out_dir / "ckpt.pt").exists()):
         old = next(o for n in range(1, 10**6) if not (o := out_dir / f"old{n}").exists())
         old.mkdir()
         for name in ("log.jsonl", "config.json", "ckpt.pt", "best.pt"):
             if (out_dir / name).exists():
                 (out_dir / name).rename(old / name)
         print(f"{out_dir} held an earlier run: its files are in {old} now")
-        log.close()
-        log = lock()
-    return log
+    log = open(path, "a", encoding="utf-8")
+    if resume_at is not None:
+        with open(path, "rb") as f:                                     # iterations only grow along the file
+            log.truncate(sum(map(len, takewhile(lambda line: iter_of(line) <= resume_at, f))))
+    return log, held
 
 def iter_of(line: bytes) -> float:
     """The iteration of a line of log.jsonl; infinity for one that a kill has cut short."""

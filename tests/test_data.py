@@ -1,15 +1,21 @@
 """Shards, tokenizers and data folders."""
 import json
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tiktoken
 
+import sample
 from nanodepth import data
 from nanodepth.files import UserError
 from corpora import raw_tokens, toy_gpt2
-from nanodepth.data import ByteTokenizer, CharTokenizer, GPT2Tokenizer, Tokens, load_data, read_shard, tokenizer_from, write_shard
+from tiny import checkpoint, go
+from nanodepth.data import (ByteTokenizer, CharTokenizer, GPT2Tokenizer, Tokens, load_data, read_shard, tokenizer_from,
+                            write_shard)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # shards
@@ -81,14 +87,17 @@ def test_what_is_encoded_is_decoded(monkeypatch):
             again = tokenizer_from(json.loads(json.dumps(tok.describe())))
             assert (again.vocab_size, again.end) == (tok.vocab_size, tok.end) and list(again.encode(text)) == list(ids)
 
-def test_texts_one_after_the_other(monkeypatch):
-    ends = [True, False, True, True, False, True]
-    for tok in tokenizers(monkeypatch):
-        if tok.end is None:
-            ends = [False] * 6
-        want = [i for text, end in zip(TEXTS, ends) for i in [*tok.encode(text), *[tok.end] * end]]
-        assert list(tok.encode_all(TEXTS, ends)) == want
-        ends = [True, False, True, True, False, True]
+def test_utf8_with_ends_is_what_encode_says():
+    """What parts hold: UTF-8 in which 0xFF ends a document."""
+    many = "".join(map(chr, range(32, 1500))) + "\n"
+    for tok in (ByteTokenizer(), CharTokenizer("".join(TEXTS)), CharTokenizer(many)):
+        for texts in (["", "a", "plain ascii\n"], ["plain", "", "ascii"], ["ét", "é", "çà\n"]):
+            raw = np.frombuffer(b"".join(t.encode() + b"\xff" for t in texts), np.uint8)
+            if isinstance(tok, CharTokenizer) and not set("".join(texts)) <= set(tok.chars):
+                continue
+            assert list(tok.from_utf8(raw)) == [i for t in texts for i in [*tok.encode(t), tok.end]]
+    text8 = CharTokenizer(" abcdefghijklmnopqrstuvwxyz", with_end=False)
+    assert list(text8.from_utf8(np.frombuffer(b"ab z", np.uint8))) == list(text8.encode("ab z"))
 
 def test_the_ids_are_the_contract_s(monkeypatch):
     byte, char, no_end, gpt2 = tokenizers(monkeypatch)
@@ -98,7 +107,6 @@ def test_the_ids_are_the_contract_s(monkeypatch):
     assert CharTokenizer("ab").end == 2 and CharTokenizer("ab").vocab_size == 3
     text8 = CharTokenizer(" abcdefghijklmnopqrstuvwxyz", with_end=False)
     assert text8.vocab_size == 27 and text8.end is None and list(text8.encode(" z")) == [0, 26]
-    assert list(gpt2.encode_all(["the cat"], [True]))[-1] == 50256
 
 def test_more_than_256_characters():
     chars = "".join(map(chr, range(32, 1500)))
@@ -187,7 +195,7 @@ def test_a_folder_is_loaded(tmp_path):
     (lambda d, m: (d / "meta.json").write_text(json.dumps({**m, "splits": {}})), "meta.json is damaged"),
     (lambda d, m: (d / "meta.json").write_text(json.dumps(m).replace('"tokens": 8', '"tokens": 9')), "do not add up"),
     (lambda d, m: [p.unlink() for p in d.iterdir()], "neither a meta.json nor shards"),
-    (lambda d, m: ((d / "meta.json").unlink(), (d / "progress.json").write_text("{}")), "not ready")])
+    (lambda d, m: ((d / "meta.json").unlink(), (d / "parts").mkdir()), "not ready")])
 def test_a_damaged_folder_is_a_sentence(tmp_path, harm, words):
     meta = make_folder(tmp_path / "d")
     harm(tmp_path / "d", meta)
@@ -198,9 +206,11 @@ def test_no_folder_is_a_sentence(tmp_path):
     with pytest.raises(UserError, match="no data folder"):
         load_data(tmp_path / "nothing")
 
-def test_ready_made_shards_load_as_they_are(tmp_path):
-    for name, ids in (("fineweb_train_000002.bin", [5, 6]), ("fineweb_train_000001.bin", [50256, 3, 4]),
-                      ("fineweb_val_000000.bin", [9])):
+@pytest.mark.parametrize("prefix", ["fineweb", "finewebedu", "edu_fineweb", "tiny_shakespeare", "tinystories"])
+def test_ready_made_shards_load_as_they_are(tmp_path, prefix):
+    """llm.c's and modded-nanogpt's names say that the tokens are GPT-2's."""
+    for name, ids in ((f"{prefix}_train_000002.bin", [5, 6]), (f"{prefix}_train_000001.bin", [50256, 3, 4]),
+                      (f"{prefix}_val_000000.bin", [9])):
         write_shard(tmp_path / name, ids)
     d = load_data(tmp_path)
     assert list(d.train.window(0, 5)) == [50256, 3, 4, 5, 6] and list(d.val.window(0, 1)) == [9] and d.test is None
@@ -210,8 +220,57 @@ def test_ready_made_shards_that_do_not_tell_their_vocabulary(tmp_path):
     write_shard(tmp_path / "mine_train_0.bin", [5, 6])
     d = load_data(tmp_path)
     assert d.vocab_size is None and d.tokenizer is None and d.val is None and d.train.largest() == 6
+    for kind, size in (("gpt2", 50257), ("byte", 257)):
+        d = load_data(tmp_path, kind)
+        assert d.vocab_size == size and d.tokenizer.describe() == {"kind": kind}
+    with pytest.raises(UserError, match="--tokenizer is 'char'; .*it can be byte or gpt2"):
+        load_data(tmp_path, "char")
+    write_shard(tmp_path / "mine_train_0.bin", [5, 300])
+    with pytest.raises(UserError, match="--tokenizer is byte, which has 257 tokens, and .* holds token 300"):
+        load_data(tmp_path, "byte")
     write_shard(tmp_path / "fineweb_train_000001.bin", [60000])
     (tmp_path / "mine_train_0.bin").unlink()
     assert load_data(tmp_path).vocab_size is None               # the name says GPT-2, the tokens say no
     write_shard(tmp_path / "fineweb_train_000001.bin", [100000])
     assert (load_data(tmp_path).vocab_size, load_data(tmp_path).tokenizer) == (128256, None)
+
+def test_a_prepared_folder_keeps_its_tokenizer(tmp_path):
+    make_folder(tmp_path / "d")
+    with pytest.raises(UserError, match="--tokenizer is gpt2, and .* was made with char"):
+        load_data(tmp_path / "d", "gpt2")
+
+def test_more_shards_than_files_may_be_open(tmp_path):
+    """256 open files are what macOS allows; FineWeb-Edu's sample has 100 shards, its whole 13,000."""
+    pytest.importorskip("resource")
+    for i in range(300):
+        write_shard(tmp_path / f"x_train_{i:06d}.bin", [i, i + 1])
+    code = f"""
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+sys.path.insert(0, {str(Path(data.__file__).parent.parent)!r})
+import numpy as np
+from nanodepth.data import load_data
+train = load_data({str(tmp_path)!r}).train
+assert list(train.window(0, 600)) == [t for i in range(300) for t in (i, i + 1)]
+for i in np.random.default_rng(0).integers(300, size=1000):
+    assert list(train.window(2 * i, 2)) == [i, i + 1]
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+def test_foreign_shards_train_and_speak(tmp_path, capsys):
+    """A folder of llm.c's format with names of its own: what sample.py then needs is in the checkpoint."""
+    text = np.frombuffer(b"the cat sat on a mat " * 200, np.uint8)
+    (tmp_path / "shards").mkdir()
+    for name in ("corpus_train_000001.bin", "corpus_val_000000.bin"):
+        write_shard(tmp_path / "shards" / name, text)
+    with pytest.raises(UserError, match="how many tokens its vocabulary has; give --vocab_size or --tokenizer"):
+        go("--dataset", tmp_path / "shards", "--out_dir", tmp_path / "run", "--max_iters", 1)
+    go("--dataset", tmp_path / "shards", "--out_dir", tmp_path / "run", "--max_iters", 1, "--tokenizer", "byte")
+    for f in (tmp_path / "shards").iterdir():
+        f.unlink()                                              # the data is not needed any more
+    assert checkpoint(tmp_path / "run")["tokenizer"] == {"kind": "byte"}
+    capsys.readouterr()
+    sample.main(["--out_dir", str(tmp_path / "run"), "--prompt", "the ", "--num_samples", "1", "--max_new_tokens", "5",
+                 "--device", "cpu"])
+    assert capsys.readouterr().out.startswith("the ")

@@ -40,7 +40,7 @@ def resume(out, *flags):
 # ---------------------------------------------------------------------------------------------------------------------
 # the record
 
-SETTINGS = set("""dataset out_dir init_from eval_only seed vocab_size max_iters max_tokens batch_size
+SETTINGS = set("""dataset out_dir init_from eval_only seed vocab_size tokenizer max_iters max_tokens batch_size
     gradient_accumulation_steps learning_rate min_lr warmup_iters lr_decay_iters router_lr weight_decay beta1 beta2
     grad_clip eval_interval eval_iters log_interval device dtype compile recompute fsdp""".split())
 

@@ -263,7 +263,7 @@ def test_the_same_command_twice_loses_nothing(data, tmp_path, capsys):
     assert f"its files are in {tmp_path / 'run' / 'old2'} now" in capsys.readouterr().out
 
 def test_two_runs_in_one_folder(data, tmp_path):
-    with claim(tmp_path, None):
+    with claim(tmp_path, None)[1]:
         with pytest.raises(UserError, match="another run is writing"):
             go("--dataset", data, "--out_dir", tmp_path, "--max_iters", 2)
     go("--dataset", data, "--out_dir", tmp_path, "--max_iters", 2)
