@@ -15,6 +15,7 @@ from nanodepth.files import UserError
 ROOT = Path(__file__).resolve().parent.parent
 TINY = ["--n_layer", "2", "--n_embd", "16", "--n_head", "2", "--seq_len", "8", "--batch_size", "2", "--device", "cpu"]
 
+@pytest.mark.slow                       # processes
 @pytest.mark.parametrize("flags, tokens", [(["--steps", "2"], 2 * 2 * 8), (["--decode", "5"], 5)], ids=["training", "decoding"])
 def test_a_pair(tmp_path, flags, tokens):
     out = tmp_path / "bench.json"

@@ -317,6 +317,7 @@ def test_what_is_ignored_stays_ignored(data, tmp_path, monkeypatch, number):
         pytest.fail("an ignored signal was heard")
     assert checkpoint(tmp_path)["iter"] == 12
 
+@pytest.mark.slow                       # processes
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_output_that_nobody_reads_stops_and_saves(data, tmp_path):
     out = tmp_path / "run"
@@ -330,6 +331,7 @@ def test_output_that_nobody_reads_stops_and_saves(data, tmp_path):
     assert p.returncode == 2 and f"stopped at iteration {at} of" in error
     assert "Traceback" not in error and "Exception" not in error
 
+@pytest.mark.slow                       # processes
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="terminals")
 def test_a_closed_terminal_stops_and_saves(data, tmp_path):
     out, (ours, theirs) = tmp_path / "run", os.openpty()

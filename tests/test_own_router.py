@@ -298,6 +298,7 @@ def test_a_router_from_a_file_everywhere(mine, data, tmp_path, capsys):
                 "--device", "cpu", "--rounds", "1"])
     assert f"| {mine} |" in capsys.readouterr().out
 
+@pytest.mark.slow                       # processes
 def test_a_sweep_with_a_router_from_a_file(mine, data, tmp_path, capsys):
     flags = ["--routers", f"block,{mine},{mine}:null_source=true", "--depths", "2", "--seeds", "0", "--dataset", data,
              "--max_iters", "2", "--out_dir", tmp_path / "sweep", *SIZE[2:]]

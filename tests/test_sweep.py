@@ -198,6 +198,7 @@ def test_configs(name, cells, milestones):
 # ---------------------------------------------------------------------------------------------------------------------
 # sweeps that run
 
+@pytest.mark.slow                       # processes
 def test_a_failed_cell_is_not_fatal_and_a_done_one_is_skipped(data, tmp_path, capsys):
     flags = ["--dataset", data, "--depths", "1", "--seeds", "3", "--out_dir", str(tmp_path / "s"), *SMALL]
     with pytest.raises(UserError) as e:
@@ -218,6 +219,7 @@ def test_a_failed_cell_is_not_fatal_and_a_done_one_is_skipped(data, tmp_path, ca
     with pytest.raises(UserError, match="was trained with --max_iters=2, not 3. Give that flag, or another --out_dir."):
         sweep.main(["--routers", "block", "--max_iters", "3", *flags])
 
+@pytest.mark.slow                       # processes
 def test_an_interrupted_sweep_goes_on(data, tmp_path, capsys):
     flags = ["--routers", "block", "--depths", "1", "--seeds", "0", "--dataset", data, "--out_dir", str(tmp_path / "s"),
              "--max_iters", "300", "--eval_interval", "250", "--log_interval", "10", *SMALL]

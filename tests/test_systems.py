@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import train
 from nanodepth import files
 from nanodepth.files import UserError, atomic_write, lock
+from nanodepth.runs import claim
 from corpora import all_bytes
 from prepare_data import prepare
 
@@ -77,7 +77,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch, number):
     (tmp_path / "a.txt").write_text("some text\n" * 3000)
     prepare(input=[tmp_path / "a.txt"], out=tmp_path / "out")
     assert not (tmp_path / "out/.lock").exists()
-    log, held = train.claim(tmp_path / "run", None)
+    log, held = claim(tmp_path / "run", None)
     log.close()
     held.release()
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["log.jsonl"]

@@ -220,6 +220,7 @@ def heed():
     """Ctrl-C is heard in a new process, though it may be ignored in this one."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
+@pytest.mark.slow                       # processes
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_ctrl_c_from_outside(data, tmp_path):
     out = tmp_path / "run"
