@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from lab import bench
+from model import GPT, GPTConfig
 from nanodepth.files import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -53,6 +55,30 @@ def test_the_depth_read_alone(capsys):
              if line.startswith("|")]
     assert [row[0] for row in table[2:]] == ["copying the bytes", "one read", "each of 12 reads that share a pass"]
     assert table[0][0] == "3 sources of 2 x 8 x 16" and all(float(row[i]) > 0 for row in table[2:] for i in (1, 3))
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_turn_is_whole_training_steps_in_the_dtype(dtype):
+    """`steps` times forward, backward and AdamW, under autocast where the dtype says so: none of them may be left out."""
+    settings = bench.BenchConfig(steps=3, batch_size=2, device="cpu", dtype=dtype)
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocab_size=11, seq_len=8, n_layer=2, n_head=2, n_embd=16, router="block"))
+    seen, before = [], {name: p.detach().clone() for name, p in model.named_parameters()}
+    model.register_forward_hook(lambda m, args, out: seen.append((out[0].dtype, tuple(args[0].shape), len(args))))
+    turn = bench.training(model, settings, torch.Generator().manual_seed(0))
+    assert not seen                                                             # the work is in the turn
+    turn()
+    assert seen == [(getattr(torch, dtype), (2, 8), 2)] * 3                     # logits; idx and targets
+    moved = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
+    assert moved == before.keys() and all(p.grad is None for p in model.parameters())
+    optimizer, = (cell.cell_contents for cell in turn.__closure__ if isinstance(cell.cell_contents, torch.optim.Optimizer))
+    assert {int(state["step"]) for state in optimizer.state.values()} == {3}
+
+def test_a_turn_decodes_so_many_tokens_in_the_dtype():
+    settings = bench.BenchConfig(decode=5, device="cpu", dtype="bfloat16")
+    model, seen = GPT(GPTConfig(vocab_size=11, seq_len=8, n_layer=2, n_head=2, n_embd=16, router="block")), []
+    model.register_forward_hook(lambda m, args, out: seen.append((out[0].dtype, tuple(args[0].shape))))
+    bench.decoding(model, settings, torch.Generator().manual_seed(0))()
+    assert seen == [(torch.bfloat16, (1, 1))] * 5
 
 def test_vary_makes_a_row_for_each_value():
     parser = bench.Parser()
