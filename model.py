@@ -493,7 +493,8 @@ class KVCache:
             B, heads, _, width = k.shape
             self.kv = k.new_empty(2, B, heads, self.seq_len, width)
         start, self.length = self.length, self.length + k.size(2)
-        self.kv[:, :, :, start:self.length] = torch.stack((k, v))
+        for old, new in zip(self.kv, (k, v)):
+            old[:, :, start:self.length] = new
         return self.kv[:, :, :, :self.length]
 
 # --------------------------------------------------------------------------------------------------

@@ -254,7 +254,7 @@ class CPURMSNorm(Function):
 
 def rotate(x, cos, sin):
     """The pairs of x, (B, T, heads, head_dim), turned by cos and sin, (T, 1, head_dim / 2)."""
-    return Rotate.apply(x, cos, sin)
+    return Rotate.apply(x, cos, sin) if torch.is_grad_enabled() else turn(x, cos, sin)
 
 class Rotate(Function):
     @staticmethod
@@ -276,7 +276,7 @@ def turn(x, cos, sin):
 
 def swiglu(gate, up):
     """silu(gate) * up"""
-    return SwiGLU.apply(gate, up)
+    return SwiGLU.apply(gate, up) if torch.is_grad_enabled() else F.silu(gate).mul_(up)
 
 class SwiGLU(Function):
     @staticmethod
