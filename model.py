@@ -578,7 +578,7 @@ class GPT(nn.Module):
             if temperature == 0:
                 feed = logits.argmax(-1, keepdim=True)                      # (B, 1)
             else:
-                logits = logits - logits.amax(-1, keepdim=True)             # a tiny temperature is fine
+                logits = logits - logits.amax(-1, keepdim=True)     # no overflow, however cold
                 p = (logits / temperature).softmax(-1)
                 feed = torch.multinomial(p, 1, generator=generator)         # (B, 1)
             idx = torch.cat((idx, feed), 1)
