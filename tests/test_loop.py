@@ -387,6 +387,32 @@ def test_float16_scales_its_loss(data, tmp_path):
     train.main(["--init_from", "resume", "--out_dir", str(tmp_path / "part"), "--max_iters", "12"])
     assert same_weights(tmp_path / "part", tmp_path / "half")
 
+def test_gradients_are_clipped_at_their_own_size_under_float16(data, tmp_path, monkeypatch):
+    """Not at that of the scaled loss, 2^16 times as large."""
+    norms, original = [], torch.nn.utils.clip_grad_norm_
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *args: norms.append(original(*args)) or norms[-1])
+    for dtype in ("float16", "float32"):
+        go("--dataset", data, "--out_dir", tmp_path / dtype, "--max_iters", 3, "--dtype", dtype)
+    assert len(norms) == 6 and [n.item() for n in norms[:3]] == pytest.approx([n.item() for n in norms[3:]], rel=2e-2)
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_autocast_is_to_the_dtype(dtype):
+    with machine.autocast("cpu", dtype):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is getattr(torch, dtype)
+
+def test_the_noise_of_a_step_is_by_seed_and_step(data, tmp_path, monkeypatch):
+    """What dropout draws: another at each step and for each seed, the same in a run resumed in the middle."""
+    seeds, original = [], torch.manual_seed
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: seeds.append(seed) or original(seed))
+
+    def noise(name, *flags):
+        seeds.clear()
+        go("--dataset", data, "--out_dir", tmp_path / name, "--dropout", 0.1, *flags)
+        return seeds[1:]                                                        # the first is of the weights
+    zero, one = noise("zero", "--max_iters", 4), noise("one", "--max_iters", 4, "--seed", 1)
+    assert len({*zero, *one}) == 8
+    assert noise("part", "--max_iters", 2) + noise("part", "--max_iters", 4, "--init_from", "resume") == zero
+
 def test_float16_skips_a_step_that_overflows(data, tmp_path, monkeypatch):
     def change(loss, model, calls):
         if model.training and calls == 3:
