@@ -70,6 +70,9 @@ def processes():
                             "run. Its last checkpoint is whole: go on with --init_from resume.") from None
         raise
     dist.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)         # all is written; a thread that outlives the interpreter aborts it now and then (exit code -6)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # models and optimizers
