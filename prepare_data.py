@@ -34,7 +34,7 @@ import numpy as np
 from tqdm import tqdm
 
 from nanodepth.files import UserError, atomic_write, lock, run, sync_folder
-from nanodepth.settings import Parser
+from nanodepth.settings import Parser, amount
 from nanodepth.data import (HEADER_BYTES, SPLITS, ByteTokenizer, CharTokenizer, GPT2Tokenizer, load_data, shard_header,
                             token_dtype)
 from nanodepth.documents import LONG, PIECE, Corpus, File, input_files, need, read
@@ -463,14 +463,6 @@ def write_shards(corpus: Corpus, out: Path, parts: Parts, units: Units):
 # ---------------------------------------------------------------------------------------------------------------------
 # a data folder
 
-def number(text, flag: str) -> int:
-    """2.0B, 500M, 20k or 123456 as a whole number above 0."""
-    m = re.fullmatch(r"(\d+(?:\.\d*)?(?:e\d+)?)([kmb]?)", str(text).replace("_", "").lower())
-    n = round(float(m.group(1)) * {"": 1, "k": 1e3, "m": 1e6, "b": 1e9}[m.group(2)]) if m else 0
-    if n < 1:
-        raise UserError(f"{flag} is {text!r}; it must be a number of tokens above 0, as 2.0B, 500M or 20000.")
-    return n
-
 def fractions_of(text: str) -> tuple:
     """'95/2.5/2.5' (or with blanks, or as 0.95/0.025/0.025) as three fractions that add up to 1."""
     try:
@@ -593,7 +585,7 @@ def prepare(dataset: str | None = None, input=None, tokenizer: str | None = None
     """
     if tokenizer not in (None, "char", "byte", "gpt2"):
         raise UserError(f"--tokenizer is {tokenizer!r}; it must be char, byte or gpt2.")
-    max_tokens = number(max_tokens, "--max_tokens") if max_tokens is not None else None
+    max_tokens = amount(max_tokens, "--max_tokens") if max_tokens is not None else None
     if num_proc is None:
         num_proc = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     if num_proc < 1:

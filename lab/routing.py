@@ -89,9 +89,9 @@ def names_of(forward, router, l: int) -> list[str]:
 class Watch:
     """While open, `router` reads by the definition, and `see(l, sources, scale, alphas)` is called after every read.
 
-    sources, scale: n tensors (B, T, D) and their factors, (B, T) or None. alphas: one (n, B, T) for each route, two where
-    values read by a query of their own. hidden: {read: indices of sources whose weight is 0}; the others' weights are renormalised by
-    their softmax.
+    sources, scale: n tensors (B, T, D) and their scales, (B, T) or None. alphas: one (n, B, T) for each route, two where
+    values read by a query of their own. hidden: {read: indices of sources whose weight is 0}; the others' weights are
+    renormalised by their softmax.
     """
     def __init__(self, router, see=None, hidden=None):
         self.router, self.see, self.hidden = router, see, hidden or {}
@@ -149,7 +149,7 @@ class Sums:
 
 def measure(model, batches) -> dict:
     """Everything this script tells about a model with a depth read. batches: a list of (b, T + 1) int64."""
-    router, L = model.router, model.config.n_layer
+    router = model.router
     reads, sources_sums, loss_sums = {}, Sums(), Sums()
     most = []                                                                   # of the last read with the most sources
     every = max(1, sum(batch[:, 1:].numel() for batch in batches) // RANK_TOKENS)

@@ -175,7 +175,7 @@ class Pass(Function):
         s, g = wide(torch.stack(sources, 1)), torch.stack(d_mixes, 1)   # (N, n, D), (N, R, D)
         weight, d_alpha, d_scale = alpha, s @ g.mT, None                # (N, n, R)
         if scale is not None:
-            d_scale = (alpha * d_alpha).sum(-1)                         # (N, n)
+            d_scale = (alpha * d_alpha).sum(-1) if ctx.needs_input_grad[2] else None    # (N, n)
             weight, d_alpha = alpha * scale.unsqueeze(-1), d_alpha * scale.unsqueeze(-1)
         mean = (alpha * d_alpha).sum(1, keepdim=True)                   # (N, 1, R): g . mix
         d_logit = alpha * (d_alpha - mean + d_lse.unsqueeze(1))         # (4)
@@ -219,7 +219,7 @@ class Read(Function):
                for x, w, d, t in zip(s, *(y.unsqueeze(-1) for y in (weight, by_w, by_s)))]
         d_query = sum(d.flatten() @ x.flatten(0, 1) for x, d in zip(s, by_w))
         d_bias = None if bias is None else d_logit.sum((1, 2))
-        d_scale = None if scale is None else alpha[1:] * d_weight
+        d_scale = alpha[1:] * d_weight if ctx.needs_input_grad[2] else None
         return d_query, d_bias, d_scale, g * alpha[0].unsqueeze(-1), -d_logit.sum(0), *d_s     # (3)
 
 # --------------------------------------------------------------------------------------------------------------

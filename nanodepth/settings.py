@@ -47,7 +47,7 @@ def amount(text: str, name: str) -> int:
     m = re.fullmatch(r"(\d+(?:\.\d*)?(?:e\d+)?)([kmb]?)", str(text).replace("_", "").lower())
     n = round(min(1e18, float(m[1]) * {"": 1, "k": 1e3, "m": 1e6, "b": 1e9}[m[2]])) if m else 0
     if not 1 <= n < 10**18:
-        raise UserError(f"{name} is {text!r}; it must be a number of tokens, as 2.0B, 500M or 20000.")
+        raise UserError(f"{name} is {text!r}; it must be a number of tokens, as 2.0B, 500M or 20000, and above 0.")
     return n
 
 class Parser(argparse.ArgumentParser):

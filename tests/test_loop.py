@@ -1,5 +1,4 @@
 """What the loop of train.py promises, beside a plain one written here; and that it says so when it cannot be kept."""
-import json
 import math
 import os
 import select

@@ -6,7 +6,6 @@ import sys
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 import reference
 from nanodepth import fast
@@ -333,7 +332,6 @@ def test_autocast_keeps_the_stream_in_float32(router):
 def test_7_shared_first_values_are_the_same_bits():
     torch.manual_seed(0)
     plain, state = dict(GPT(config("residual")).named_parameters()), torch.get_rng_state()
-    shared = {}                                                     # router parameters by name, with their rows
     for router, flags in VARIANTS + [("layerscale", dict(layerscale_init=0.3)), ("wav", dict(n_blocks=3)),
                                      ("wav", dict(detail_bias=-5.0)), ("delta", dict(plain_read=True))]:
         torch.manual_seed(0)

@@ -1,5 +1,4 @@
 """From files of every kind to shards: what is read, which split it goes to, and what is said when it is wrong."""
-import errno
 import gzip
 import hashlib
 import json
@@ -17,6 +16,7 @@ import tiktoken
 
 import prepare_data
 from nanodepth import documents
+from nanodepth.settings import amount
 from nanodepth.files import UserError, lock
 from corpora import all_bytes, byte_documents, meta, raw_tokens, split_tokens, stories, toy_gpt2
 from nanodepth.data import SPLITS, load_data, write_shard
@@ -842,11 +842,11 @@ def test_wrong_arguments(tmp_path, args, words):
     assert not (tmp_path / "out").exists()
 
 def test_sizes_in_words():
-    assert [prepare_data.number(t, "--max_tokens") for t in ("2.0B", "500M", "20k", "1_000", "2e9", 7)] == \
+    assert [amount(t, "--max_tokens") for t in ("2.0B", "500M", "20k", "1_000", "2e9", 7)] == \
         [2 * 10**9, 5 * 10**8, 20_000, 1000, 2 * 10**9, 7]
     for bad in ("0", "-1", "B", "1.5.2M", "nan", "1,5B", "2,000"):      # a comma is a point to some people
         with pytest.raises(UserError, match="--max_tokens"):
-            prepare_data.number(bad, "--max_tokens")
+            amount(bad, "--max_tokens")
 
 def test_the_command_itself(tmp_path):
     (tmp_path / "book.txt").write_text("A book of some length.\n" * 20_000)

@@ -1,7 +1,6 @@
 """What is recorded of a run is what was run; and which weights and files are kept."""
 import json
 import os
-import shutil
 import subprocess
 from dataclasses import fields
 from pathlib import Path
