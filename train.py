@@ -31,7 +31,8 @@ from nanodepth.files import (UserError, check_named, explain, load_checkpoint, o
                              run as run_script)
 from nanodepth.machine import (autocast, compile_error, compiled, keep_freed_memory, peak_mem_mb, pick_device,
                                pick_dtype, settle_kernels)
-from nanodepth.runs import Folder, Screen, Stop, carried, data_facts, git_commit, history, same_data, start_from
+from nanodepth.runs import (Folder, Screen, Stop, carried, code_digests, data_facts, fingerprint, git_commit, history,
+                            same_data, start_from, weights_digest)
 from nanodepth.settings import Parser, amount, nearest
 from model import GPT, GPTConfig, ROUTERS
 
@@ -81,6 +82,7 @@ RESUME_MAY_CHANGE = ["dataset", "out_dir", "init_from", "eval_only", "max_iters"
                      "gradient_accumulation_steps", "learning_rate", "min_lr", "warmup_iters", "lr_decay_iters",
                      "router_lr", "grad_clip", "eval_interval", "eval_iters", "log_interval", "device", "dtype",
                      "compile", "recompute", "fsdp", "plain_read"]
+CODE = [Path(__file__).with_name("model.py"), Path(__file__).with_name("nanodepth") / "fast.py"]
 EVAL_BATCH = 16                                                                 # windows for each of eval_iters
 REFUSED = {                                                                     # nanoGPT's flags that are not ours
     "block_size": "--block_size is --seq_len here: the context length is --seq_len, and block means a depth block "
@@ -132,6 +134,7 @@ def read_settings(argv) -> tuple[dict, dict | None]:
         inherited = [k for k in (MODEL_FIELDS if same_router else BACKBONE) if k in theirs]
         s = DEFAULTS | {k: theirs[k] for k in inherited} | given
         check_named(s["router"], flags.get("router"), s["init_from"])
+        checkpoint["digest"] = weights_digest(checkpoint["model"])
         checkpoint["model"] = carried(checkpoint["model"], theirs, s, given)
     s["out_dir"] = s["out_dir"] or default_out_dir(s)
     if checkpoint and s["init_from"] != "resume" and not s["eval_only"]:
@@ -287,8 +290,9 @@ def set_up(settings: dict, checkpoint: dict | None, group: several.Group) -> Run
     settle_kernels()
     torch.manual_seed(s.seed)
     model = GPT(config)
-    params = model.num_params()
+    params, start = model.num_params(), None
     if checkpoint:
+        start = checkpoint.get("fingerprint", {}).get("start") if resumed else checkpoint["digest"]
         start_from(model, checkpoint["model"], s.out_dir if resumed else s.init_from, whole=resumed)
     if s.recompute:
         for f in model.sublayers:                                       # kept of each is its input
@@ -317,6 +321,8 @@ def set_up(settings: dict, checkpoint: dict | None, group: several.Group) -> Run
     record = {"settings": settings, "model": asdict(config), "params": params, "data": facts,
               "tokens_per_step": windows_a_step(settings) * config.seq_len, **place,
               "history": history(checkpoint if resumed else None, i, place, settings)}
+    code = code_digests(config.router, ROUTERS, CODE, settings["router_sha256"])
+    record["fingerprint"] = fingerprint(record, start, code)
     return Run(s, config, record, data, group, device, dtype, model, net, optimizer, scaler, Folder(s.out_dir), splits,
                i, val, best, time.time() - elapsed)
 

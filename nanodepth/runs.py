@@ -1,4 +1,5 @@
 """A run: its folder, what is recorded of it, what it says on the screen, and the signals that it hears."""
+import ast
 import contextlib
 import hashlib
 import json
@@ -11,6 +12,7 @@ import sys
 from itertools import takewhile
 from pathlib import Path
 
+import torch
 from tqdm import tqdm
 
 from nanodepth.files import UserError, atomic_write, lock, save_checkpoint
@@ -139,6 +141,50 @@ def history(checkpoint: dict | None, i: int, place: dict, settings: dict) -> lis
     was = checkpoint["settings"] if checkpoint else settings
     changed = {name: value for name, value in settings.items() if was.get(name, value) != value}
     return [*(checkpoint or {}).get("history", []), {"iter": i, **place, "changed": changed}]
+
+# Settings that change no number of a run, but by rounding: two runs that differ in them alone are still a pair.
+NO_MATTER = ["router", "router_sha256", "out_dir", "init_from", "eval_only", "max_tokens", "dataset", "device", "dtype",
+             "compile", "recompute", "fsdp", "plain_read", "batch_size", "gradient_accumulation_steps", "log_interval",
+             "eval_interval"]
+
+def fingerprint(record: dict, start: str | None, code: tuple[str, str]) -> dict:
+    """What, besides its settings, must be the same in two runs that are compared; in those of one cell the router too.
+    A run that was resumed elsewhere, or with other settings, has them all."""
+    parts = record["history"]
+    def each(name, of=str):
+        return ", ".join(dict.fromkeys(of(part[name]) for part in parts))
+    changed = [{"iter": part["iter"], **new} for part in parts
+               if (new := {k: v for k, v in part["changed"].items() if k not in NO_MATTER})]
+    return {"data": record["data"]["digest"], "start": start, "torch": each("torch"), "dtype": each("dtype"),
+            "device": each("device", lambda at: at.split(":")[0]), "changed": changed, "model": code[1], "router": code[0]}
+
+def weights_digest(weights: dict) -> str:
+    """A digest of a checkpoint's weights: what a run started from."""
+    sums = hashlib.sha256()
+    for name, w in sorted(weights.items()):
+        sums.update(name.encode() + w.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return sums.hexdigest()[:32]
+
+def code_digests(router: str, routers: dict, files: list, own_file: str | None) -> tuple[str, str]:
+    """Of the router's own classes (and its own file, by that file's digest), and of all other code in these files that
+    numbers come from. Comments, docstrings, checks of settings and other routers do not count."""
+    own, rest = hashlib.sha256((own_file or "").encode()), hashlib.sha256()
+    base = {cls.__name__ for cls in routers[router].__mro__}
+    names = {cls.__name__ for cls in routers.values()}
+    for file in files:
+        for node in ast.parse(Path(file).read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "ROUTERS":
+                continue
+            for inner in ast.walk(node):
+                if isinstance(body := getattr(inner, "body", None), list):
+                    inner.body = [x for x in body if getattr(x, "name", "") != "__post_init__" and not (
+                        isinstance(x, ast.Expr) and isinstance(x.value, ast.Constant))]
+            name = getattr(node, "name", None)
+            if name not in names:
+                rest.update(ast.unparse(node).encode())
+            elif name in base:
+                own.update(ast.unparse(node).encode())
+    return own.hexdigest()[:16], rest.hexdigest()[:16]
 
 def git_commit() -> str | None:
     """The commit of this code, with -dirty where files differ from it; None where it is no git checkout."""
