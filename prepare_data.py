@@ -6,19 +6,18 @@
     python prepare_data.py --input book.txt 'notes/**/*.jsonl.gz' --tokenizer gpt2
     python prepare_data.py --info data/pystdlib
 
-Two steps. First the documents of all files, in order, are written to `parts/`, undivided: gpt2 tokens, or for char and
-byte the UTF-8 itself, and a row of facts for each document. A part appears when it is finished, and says where in the
-corpus to go on, so a run that was stopped loses one part at most. Then, when the whole corpus is known, the parts are
-divided into train, val and test and written as shards, and meta.json comes last. Neither the number of workers nor
-where a run was stopped has a say in the bytes.
+Two steps. First the documents of all files, in order, are divided into train, val and test, and written to `parts/`: ids,
+or for char and byte the UTF-8 itself. A part appears when it is whole, and says where in the corpus to go on, so a run
+that was stopped loses one part at most. Then, when the whole vocabulary is known, the parts become shards, and meta.json
+comes last. Neither the number of workers nor where a run was stopped has a say in the bytes.
 """
 import argparse
 import collections
 import contextlib
 import errno
-import functools
 import hashlib
 import json
+import math
 import os
 import platform
 import re
@@ -33,14 +32,14 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from nanodepth.files import UserError, atomic_write, lock, run, sync_folder
+from nanodepth.files import UserError, atomic_write, lock, run
 from nanodepth.settings import Parser, amount
-from nanodepth.data import (HEADER_BYTES, SPLITS, ByteTokenizer, CharTokenizer, GPT2Tokenizer, load_data, shard_header,
-                            token_dtype)
-from nanodepth.documents import LONG, PIECE, Corpus, File, input_files, need, read
+from nanodepth.data import SPLITS, ByteTokenizer, CharTokenizer, GPT2Tokenizer, load_data, shard_header, token_dtype
+from nanodepth.documents import Corpus, File, character, input_files, kind_of, need, pieces, read
 
 SHARD_TOKENS = 100_000_000      # tokens of a full shard, as in llm.c
-PART_BYTES, PART_ROWS = 2**26, 2**20
+PART_BYTES = 2**24
+PIECE = 2**20                   # bytes that are encoded, and written, at a time
 FEW = 200                       # with fewer documents each is cut by position: a hash would not divide them well
 WINDOWS = 2 * 128 + 44          # tokens that val and test should have at least: two windows of 128, and a little room
 STEADY = 10_000                 # tokens of a val split that tells small differences
@@ -130,335 +129,193 @@ def from_source(corpus: Corpus, source: str) -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 # step one: documents to parts
 
-ROW = np.dtype([("u", "<f8"), ("split", "i1"), ("last", "?"), ("tokens", "<i8"), ("bytes", "<i8")])
+def divide(corpus: Corpus, key, text: bytes, stretch: bool, split: str | None) -> list[tuple[int, bytes]]:
+    """(split, text) of a document: its file's split; by position if it is one of few, or a stretch of a longer text;
+    else the hash of its key, or of its content, decides."""
+    if split:
+        return [(SPLITS.index(split), text)]
+    train, val, _ = corpus.fractions
+    if not (stretch or corpus.few):
+        u = int.from_bytes(hashlib.sha256(text if key is None else key).digest()[8:16]) / 2**64
+        return [(1 if u < val else 0 if u < val + train else 2, text)]
+    bounds = [0, *(character(text, round(len(text) * f)) for f in (train, train + val)), len(text)]
+    return [(i, text[a:b]) for i, (a, b) in enumerate(pairwise(bounds)) if a < b and corpus.fractions[i]]
 
-class Units:
-    """What parts are made of: gpt2 tokens; or for char and byte UTF-8, in which 0xFF ends a document."""
+class Encoder:
+    """Documents to what parts are made of, units: ids; or for char and byte UTF-8, in which 0xFF ends a document."""
 
-    def __init__(self, tokenizer: str):
-        self.kind, self.gpt2 = tokenizer, GPT2Tokenizer() if tokenizer == "gpt2" else None
-        if self.gpt2:
-            bpe = self.gpt2.load()
-            texts = {bpe.encode_single_token(t): t for t in bpe.token_byte_values()}
-            texts = [texts.get(i, b"") for i in range(GPT2Tokenizer.vocab_size)]
-            self.dtype, self.end = np.dtype("<u2"), GPT2Tokenizer.end
-            self.lengths = np.array([len(t) for t in texts])
-            self.inside = np.array([0x80 <= t[0] < 0xC0 if t else False for t in texts])
-        else:
-            self.dtype, self.end = np.dtype("u1"), 0xFF
-            self.inside = np.arange(256) & 0xC0 == 0x80                         # goes on with a character begun before
+    def __init__(self, corpus: Corpus, tokenizer: str):
+        self.corpus, self.kind = corpus, tokenizer
+        self.tok = GPT2Tokenizer() if tokenizer == "gpt2" else None             # of ids
+        self.dtype = token_dtype(self.tok.vocab_size) if self.tok else np.dtype("u1")
+        self.end = np.array(self.tok.end if self.tok else 0xFF, self.dtype).tobytes() if corpus.ends else b""
 
-    def encode(self, job, ends: bool) -> tuple[bytes, np.ndarray]:
-        """The units of a job, as bytes, and a row for each of its pieces."""
-        splits, keys, texts, lasts = zip(*job)
-        rows, end = np.zeros(len(job), ROW), np.array([self.end], self.dtype).tobytes()
-        hashes = b"".join(hashlib.sha256(t if k is None else k).digest() for k, t in zip(keys, texts))
-        rows["u"] = np.frombuffer(hashes, ">u8")[1::4] / 2**64                  # bits 64 to 127
-        rows["split"], rows["last"], rows["bytes"] = splits, lasts, [len(t) for t in texts]
-        units = [self.gpt2.encode(t.decode()) for t in texts] if self.gpt2 else texts
-        rows["tokens"] = [len(t.decode()) for t in texts] if self.kind == "char" else [len(u) for u in units]
-        if ends:
-            rows["tokens"] += rows["last"]
-            units = [x for u, last in zip(units, lasts) for x in ((u, end) if last else (u,))]
-        return b"".join(units), rows
+    def encode(self, text: bytes, most: int | None = None) -> tuple[bytes, int, int]:
+        """The units of a text, or of its first `most` tokens, and how many tokens and bytes they are."""
+        if self.tok:
+            ids = [self.tok.encode(piece.decode()) for piece in pieces(text, PIECE)]
+            ids = (np.concatenate(ids) if len(ids) > 1 else ids[0])[:most]
+            size = len(text) if most is None else len(self.tok.decode_bytes(ids))
+            return ids.astype(self.dtype, copy=False).tobytes(), len(ids), size
+        if most is not None:
+            text = text.decode()[:most].encode() if self.kind == "char" else text[:most]
+        return text, len(text.decode()) if self.kind == "char" else len(text), len(text)
 
-    def at_character(self, units: np.ndarray, i: int) -> int:
-        """i, or where the next character begins."""
-        while i < len(units) and self.inside[units[i]]:
-            i += 1
-        return min(i, len(units))
-
-    def cut(self, units: np.ndarray, room: int) -> np.ndarray:
-        """What of the units is at most so many tokens."""
-        if self.kind != "char":
-            return units[:room]
-        starts = np.flatnonzero(~self.inside[units])
-        return units[:starts[room]] if room < len(starts) else units
-
-    def tokens(self, units: np.ndarray) -> int:
-        return len(units) - int(np.count_nonzero(self.inside[units]) if self.kind == "char" else 0)
-
-    def count(self, units: np.ndarray) -> tuple[int, int]:
-        """Documents that end in the units, and bytes of text."""
-        stops = int(np.count_nonzero(units == self.end))
-        return stops, int(self.lengths[units].sum()) if self.gpt2 else len(units) - stops
+    def job(self, documents, room: float = math.inf, cut: bool = False):
+        """The units of train, val and test, and of each how many tokens, documents and bytes; and whether train is full,
+        with at most `room` tokens: whole documents, or if `cut` its first one is cut."""
+        units, counts, full, ends = ([], [], []), np.zeros((3, 3), np.int64).tolist(), False, bool(self.end)
+        by_file = any(f.split for f in self.corpus.files)
+        for document in documents:
+            if full and not by_file:                                            # no more of val and test either
+                break
+            for split, text in divide(self.corpus, *document):
+                if full and split == 0:
+                    continue
+                (raw, tokens, size), end, count = self.encode(text), self.end, counts[split]
+                if split == 0 and count[0] + tokens + ends > room:
+                    full = True
+                    if ends and not (cut and count[0] == 0):
+                        break
+                    (raw, tokens, size), end = self.encode(text, int(room) - count[0]), b""
+                units[split].extend((raw, end))
+                count[0], count[1], count[2] = count[0] + tokens + bool(end), count[1] + bool(end), count[2] + size
+        return [b"".join(u) for u in units], np.array(counts), full
 
 def in_order(f, items, n: int):
-    """(f(item), *rest) for each (item, *rest), in their order. `n` threads, which tiktoken and hashlib let run at once,
-    work a few items ahead."""
+    """(item, f(item[0])) for each item, in their order. `n` threads, which tiktoken and hashlib let run at once, work a
+    few items ahead."""
     pool, waiting = ThreadPoolExecutor(n), collections.deque()
     try:
-        for item, *rest in items:
-            waiting.append((pool.submit(f, item), *rest))
+        for item in items:
+            waiting.append((item, pool.submit(f, item[0])))
             if len(waiting) > 2 * n:
-                future, *rest = waiting.popleft()
-                yield future.result(), *rest
-        for future, *rest in waiting:
-            yield future.result(), *rest
+                item, future = waiting.popleft()
+                yield item, future.result()
+        for item, future in waiting:
+            yield item, future.result()
     finally:
         pool.shutdown(cancel_futures=True)
 
-def jobs(corpus: Corpus, start: list, is_full):
-    """Runs of pieces, a million bytes each: (pieces, where to go on after them, bytes of the files read so far).
-
-    `start`: the file to go on with, and how many of its documents are done.
-    """
-    job, size, before = [], 0, 0
+def jobs(corpus: Corpus, parts):
+    """Runs of documents, a million bytes each, from where the parts end: (documents, where to go on after them, bytes of
+    the files read so far)."""
+    job, size, before, (start, done) = [], 0, 0, parts.at
     for i, file in enumerate(corpus.files):
-        if i < start[0] or is_full() and file.split == "train":
+        if i < start or parts.full and file.split == "train":
             continue
         file.path = file.path or file.fetch()
         if file.sha256 and (got := digest(file.path)) != file.sha256:
             raise UserError(f"{file.path} is not the right file: its sha256 is {got[:16]}..., and should be "
                             f"{file.sha256[:16]}.... Delete it, and get it again.")
-        done, skip, first = 0, start[1] if i == start[0] else 0, True
-        split = SPLITS.index(file.split) if file.split else -1
-        for key, text, last in read(file, corpus):
-            if first and last and (not text or text.isspace()):
-                continue                                                        # nothing but white space
-            first, done = last, done + last
-            if done - last < skip:
+        for n, (key, text, stretch) in enumerate(read(file, corpus), 1):
+            if n <= done and i == start or not text or text.isspace():
                 continue
-            job.append((split, key, text, last))
+            job.append((key, text, stretch, file.split))
             size += len(text)
             if size >= PIECE or len(job) >= 2**14:
-                yield job, [i, done], before + file.position()
+                yield job, (i, n), before + file.position()
                 job, size = [], 0
-                if last and file.split == "train" and is_full():
+                if parts.full and file.split == "train":
                     break
         before += os.path.getsize(file.path)
-    if job:
-        yield job, [len(corpus.files), 0], before
+    yield job, (len(corpus.files), 0), before
 
 def digest(path) -> str:
     with open(path, "rb") as f:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 class Parts:
-    """The finished parts: for each k a file k.bin of units and, written last, k.npz: its rows, and where to go on."""
+    """The finished parts, parts/000000.npz and so on: the units of train, val and test, and how far it has come by then:
+    counts (of each its tokens, documents and bytes), chars (found so far), at (the file to go on with, and how many of
+    its documents are done), full (train has its max_tokens)."""
 
-    def __init__(self, folder: Path, dtype, fractions: tuple):
-        self.folder, self.dtype, self.fractions = folder, dtype, fractions
-        self.n, self.at, self.file, self.rows, self.new = 0, [0, 0], None, [], []
-        self.documents = self.tokens = 0                                        # tokens: of train, at least
-        while self.path(self.n, "npz").exists():
-            with np.load(self.path(self.n, "npz")) as saved:
-                self.at = saved["at"].tolist()
-            self.count(self.load(self.n)[0])
+    def __init__(self, folder: Path, dtype):
+        self.folder, self.dtype, self.n, self.units = folder, dtype, 0, []      # units: of the part to come
+        self.counts, self.chars, self.at, self.full = np.zeros((3, 3), np.int64), "", (0, 0), False
+        while self.path(self.n).exists():
             self.n += 1
+        if self.n:
+            with np.load(self.path(self.n - 1)) as last:
+                self.counts, self.chars = last["counts"], last["chars"].tobytes().decode()
+                self.at, self.full = tuple(last["at"].tolist()), bool(last["full"])
 
-    def path(self, k: int, suffix: str) -> Path:
-        return self.folder / f"{k:06d}.{suffix}"
+    def path(self, k: int) -> Path:
+        return self.folder / f"{k:06d}.npz"
 
-    def load(self, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """A row for each document of part k, and its units, mapped."""
-        with np.load(self.path(k, "npz")) as saved:
-            return documents_of(saved["rows"]), np.memmap(self.path(k, "bin"), self.dtype, "r").view(np.ndarray)
+    def load(self, k: int, split: int) -> np.ndarray:
+        with np.load(self.path(k)) as part:
+            return part[SPLITS[split]].view(self.dtype)
 
-    def count(self, documents: np.ndarray) -> None:
-        code, tokens = split_of(documents, self.fractions, few=False), documents["tokens"]
-        self.documents += len(documents)
-        self.tokens += int(tokens[code == 0].sum() + tokens[code == CUT].sum() * self.fractions[0])
-
-    def append(self, data: bytes, rows: np.ndarray, at: list) -> None:
-        self.file = self.file or open(self.path(self.n, "tmp"), "wb")
-        save(self.file, data)
-        self.new.append(rows)
-        if rows["last"][-1]:                                                    # no part ends within a document
-            new, self.new, self.at = np.concatenate(self.new), [], at
-            self.count(documents_of(new))
-            self.rows.append(new)
-            if self.file.tell() >= PART_BYTES or sum(map(len, self.rows)) >= PART_ROWS:
-                self.finish()
+    def append(self, units: list[bytes], counts: np.ndarray, at: tuple, look: bool) -> None:
+        self.units.append(units)
+        self.counts, self.at = self.counts + counts, at
+        if look:
+            known = b"\xff" + "".join(filter(str.isascii, self.chars)).encode()
+            new = b"".join(units).translate(None, known).decode()              # without the known ones little is left
+            self.chars = "".join(sorted({*self.chars, *new}))
 
     def finish(self) -> None:
-        if self.file:
-            finish(self.file, self.path(self.n, "bin"))
-            with atomic_write(self.path(self.n, "npz"), "wb") as f:
-                np.savez(f, rows=np.concatenate(self.rows), at=self.at)
-            self.n, self.file, self.rows = self.n + 1, None, []
+        if not self.units:
+            return
+        raw = {split: np.frombuffer(b"".join(units), np.uint8) for split, units in zip(SPLITS, zip(*self.units))}
+        with atomic_write(self.path(self.n), "wb") as f:
+            np.savez(f, **raw, counts=self.counts, chars=np.frombuffer(self.chars.encode(), np.uint8), at=self.at,
+                     full=self.full)
+        self.n, self.units = self.n + 1, []
 
-def save(f, data) -> None:
-    """Write, with the file's name in the error: a write says nothing of where the disk is full."""
-    try:
-        f.write(data)
-    except OSError as e:
-        raise OSError(e.errno, e.strerror, f.name) from None
-
-def finish(f, path: Path) -> None:
-    """Give a temporary file that is wholly written its name."""
-    try:
-        f.flush()
-        os.fsync(f.fileno())
-    except OSError as e:
-        raise OSError(e.errno, e.strerror, f.name) from None
-    f.close()
-    os.replace(f.name, path)
-
-def fill(corpus: Corpus, parts: Parts, units: Units, num_proc: int) -> None:
+def fill(corpus: Corpus, parts: Parts, encoder: Encoder, num_proc: int, max_tokens: int | None) -> None:
     """Read what is not in the parts yet: everything, or until train has its max_tokens."""
-    def is_full():
-        return corpus.max_tokens and parts.tokens >= corpus.max_tokens and parts.documents >= FEW
-    all_at_once = not any(f.split for f in corpus.files)                        # train full: then val and test end too
-    total = corpus.max_tokens or sum(f.path.stat().st_size for f in corpus.files if f.path) or None
-    unit = " tokens" if corpus.max_tokens else "B"
-    encode = functools.partial(units.encode, ends=corpus.ends)
-    if is_full() and all_at_once:
-        return
-    with tqdm(total=total, desc="reading", unit=unit, unit_scale=True, disable=None, leave=False) as bar, \
-            contextlib.closing(in_order(encode, jobs(corpus, parts.at, is_full), num_proc)) as encoded:
-        for (data, rows), at, position in encoded:
-            parts.append(data, rows, at)
-            bar.update((parts.tokens if corpus.max_tokens else position) - bar.n)
-            if is_full() and all_at_once:
+    by_file = any(f.split for f in corpus.files)                                # else val and test end with train
+    total = max_tokens or sum(f.path.stat().st_size for f in corpus.files if f.path) or None
+    size = 0
+    with tqdm(total=total, desc="reading", unit=" tokens" if max_tokens else "B", unit_scale=True, disable=None,
+              leave=False) as bar, contextlib.closing(in_order(encoder.job, jobs(corpus, parts), num_proc)) as done:
+        for (documents, at, position), (units, counts, _) in done:
+            room = (0 if parts.full else max_tokens - parts.counts[0, 0]) if max_tokens else math.inf
+            if counts[0, 0] > room:
+                units, counts, parts.full = encoder.job(documents, room, cut=parts.counts[0, 0] == 0)
+            parts.append(units, counts, at, look=encoder.kind == "char")
+            size += sum(map(len, units))
+            bar.update((parts.counts[0, 0] if max_tokens else position) - bar.n)
+            if parts.full and not by_file:
+                parts.at = len(corpus.files), 0
                 break
+            if size >= PART_BYTES:
+                parts.finish()
+                size = 0
         parts.finish()
 
 # ---------------------------------------------------------------------------------------------------------------------
 # step two: parts to shards
 
-CUT = 3                         # instead of a split: this document is cut by position
-
-def documents_of(rows: np.ndarray) -> np.ndarray:
-    """A row for each document, from a row for each of its pieces; the first piece decides its split."""
-    stops = np.flatnonzero(rows["last"])
-    starts = np.concatenate([[0], stops[:-1] + 1])[:len(stops)]
-    documents = rows[starts]
-    for name in ("tokens", "bytes"):
-        documents[name] = np.add.reduceat(rows[name], starts) if len(starts) else 0
-    return documents
-
-def split_of(documents: np.ndarray, fractions: tuple, few: bool) -> np.ndarray:
-    """0, 1, 2 or CUT for each: its file's split; by position when it is long or one of few; else its hash decides."""
-    u, given, (train, val, _) = documents["u"], documents["split"], fractions
-    by_hash = np.where(u < val, 1, np.where(u < val + train, 0, 2))
-    return np.where(given >= 0, given, np.where(few | (documents["bytes"] > LONG), CUT, by_hash))
-
-def settle(corpus: Corpus, parts: Parts) -> bool:
-    """Whether there are only a few documents. corpus.fractions become such that val and test are not too small."""
-    few = sum(np.count_nonzero(parts.load(k)[0]["split"] < 0) for k in range(parts.n)) < FEW
-    while corpus.widen:
-        tokens = np.zeros(3)
-        for k in range(parts.n):
-            documents = parts.load(k)[0]
-            code = split_of(documents, corpus.fractions, few)
-            tokens += [documents["tokens"][code == s].sum() for s in range(3)]
-            tokens += documents["tokens"][code == CUT].sum() * np.array(corpus.fractions)
-        train, *rest = corpus.fractions
-        if min(tokens[1:]) >= WINDOWS or train < 0.5:
-            break
-        rest = [f * 1.2 if n < WINDOWS else f for f, n in zip(rest, tokens[1:])]
-        corpus.fractions = (1 - sum(rest), *rest)
-    return few
-
-def divided(corpus: Corpus, parts: Parts, units: Units, few: bool):
-    """(split, units) of everything that the shards hold, in order, a million units of whole characters at a time."""
-    room, full = corpus.max_tokens or float("inf"), False
-    end = np.array([units.end] if corpus.ends else [], units.dtype)
-
-    def chunks(split, data):
-        nonlocal room
-        start = 0
-        while start < len(data):
-            stop = units.at_character(data, start + PIECE)
-            chunk, start = data[start:stop], stop
-            if split == 0 and corpus.max_tokens:
-                chunk = units.cut(chunk, room)
-                room -= units.tokens(chunk)
-            if len(chunk):
-                yield split, chunk
-
+def ids_of(parts: Parts, split: int, tok, bar):
+    """The ids of a split, (n,), a million units of whole characters at a time."""
     for k in range(parts.n):
-        documents, data = parts.load(k)
-        stops = np.cumsum(documents["tokens"] if units.gpt2 else documents["bytes"] + corpus.ends)
-        code = split_of(documents, corpus.fractions, few)
-        if corpus.max_tokens:
-            taken = np.cumsum(np.where(code == 0, documents["tokens"], 0))
-            over = np.flatnonzero((code == 0) & (full | (taken > room)))
-            if len(over):
-                first = over[0] + (room == corpus.max_tokens and taken[over[0]] == documents["tokens"][over[0]])
-                code[first:][code[first:] == 0] = -1                            # a first document alone is not left out
-                if not any(f.split for f in corpus.files):
-                    code[first:] = -1
-                full = True
-        edges = [0, *(np.flatnonzero(np.diff(code) | (code[1:] == CUT)) + 1), len(code)]
-        for a, b in pairwise(edges):
-            start, stop = stops[a - 1] if a else 0, stops[b - 1]
-            if code[a] == CUT:
-                text = data[start:stop - len(end)]
-                inner = (round(len(text) * f) for f in np.cumsum(corpus.fractions)[:2])
-                bounds = [0, *(units.at_character(text, i) for i in inner), len(text)]
-                for split, (i, j) in enumerate(pairwise(bounds)):
-                    if i < j and corpus.fractions[split]:
-                        yield from chunks(split, text[i:j])
-                        yield from chunks(split, end)
-            elif code[a] >= 0:
-                yield from chunks(code[a], data[start:stop])
+        units, start = parts.load(k, split), 0
+        while start < len(units):
+            stop = character(units, start + PIECE) if parts.dtype.itemsize == 1 else start + PIECE
+            ids = tok.from_utf8(units[start:stop]) if parts.dtype.itemsize == 1 else units[start:stop]
+            bar.update(len(ids))
+            yield ids
+            start = stop
 
-def characters(chunks) -> str:
-    """Every character in UTF-8 chunks (n,) uint8: the vocabulary of --tokenizer char."""
-    known, found = b"\xff", set()
-    for _, chunk in chunks:
-        found.update(chunk.tobytes().translate(None, known).decode())           # the known ones deleted: little is left
-        known = b"\xff" + "".join(filter(str.isascii, found)).encode()
-    return "".join(sorted(found))
-
-class Writer:
-    """The shards of one split."""
-
-    def __init__(self, folder: Path, split: str, dtype):
-        self.folder, self.split, self.dtype, self.file, self.size = folder, split, dtype, None, 0
-        self.counts = {"tokens": 0, "documents": 0, "bytes": 0, "shards": []}
-
-    def write(self, ids: np.ndarray) -> None:
-        while len(ids):
-            if self.file is None:
-                name = f"{self.split}_{len(self.counts['shards']):06d}.bin.tmp"
-                self.file, self.size = open(self.folder / name, "wb"), 0
-                save(self.file, bytes(HEADER_BYTES))                            # zeros: no shard until it is finished
-            room = SHARD_TOKENS - self.size
-            part, ids = ids[:room], ids[room:]
-            save(self.file, np.ascontiguousarray(part, self.dtype))
-            self.size += len(part)
-            if self.size == SHARD_TOKENS:
-                self.finish()
-
-    def finish(self) -> None:
-        """Put the header in front of the open shard and give it its name."""
-        if self.file:
-            self.file.seek(0)
-            save(self.file, shard_header(self.size, self.dtype))
-            path = Path(self.file.name.removesuffix(".tmp"))
-            finish(self.file, path)
-            self.counts["shards"].append({"file": path.name, "tokens": self.size, "sha256": digest(path)})
-            self.counts["tokens"] += self.size
-            self.file = None
-
-def write_shards(corpus: Corpus, out: Path, parts: Parts, units: Units):
-    """Everything in the parts as shards. Returns the tokenizer, and the counts of each split."""
-    for path in out.glob("*_*.bin*"):
-        path.unlink()                                                           # of a run that was stopped here
-    few = settle(corpus, parts)
-    if units.gpt2:
-        tok = units.gpt2
-    elif units.kind == "byte":
-        tok = ByteTokenizer()
-    else:
-        tok = CharTokenizer(corpus.chars or characters(divided(corpus, parts, units, few)), corpus.ends)
-    writers = [Writer(out, s, token_dtype(tok.vocab_size)) for s in SPLITS]
-    size = sum(parts.path(k, "bin").stat().st_size for k in range(parts.n))
-    with tqdm(total=size, desc="writing", unit="B", unit_scale=True, disable=None, leave=False) as bar:
-        for split, chunk in divided(corpus, parts, units, few):
-            writer = writers[split]
-            documents, length = units.count(chunk)
-            writer.counts["documents"] += documents
-            writer.counts["bytes"] += length
-            writer.write(chunk if units.gpt2 else tok.from_utf8(chunk))
-            bar.update(chunk.nbytes)
-    for writer in writers:
-        writer.finish()
-    sync_folder(out)
-    return tok, {s: w.counts for s, w in zip(SPLITS, writers)}
+def write_shards(out: Path, split: str, chunks, total: int, dtype) -> list[dict]:
+    """Chunks of ids, (n,) each, as shards; returns what meta.json says of each."""
+    shards, chunk = [], np.empty(0, dtype)
+    for start in range(0, total, SHARD_TOKENS):
+        path, left, sums = out / f"{split}_{len(shards):06d}.bin", min(SHARD_TOKENS, total - start), hashlib.sha256()
+        shards.append({"file": path.name, "tokens": left})
+        with atomic_write(path, "wb") as f:
+            data = shard_header(left, dtype)
+            while len(data):
+                f.write(data)
+                sums.update(data)
+                chunk = chunk if len(chunk) or not left else next(chunks)
+                data, chunk = np.ascontiguousarray(chunk[:left], dtype), chunk[left:]
+                left -= len(data)
+        shards[-1]["sha256"] = sums.hexdigest()
+    return shards
 
 # ---------------------------------------------------------------------------------------------------------------------
 # a data folder
@@ -488,8 +345,8 @@ def corpus_of(dataset, input: list[str], split, separator, text_key, source) -> 
             print(f"{left_out.total()} files are not .txt, .jsonl or .parquet, and are not read ({most}); "
                   f"name them, as in '*.py', to have them read", file=sys.stderr)
         name = Path(input[0]).resolve().name.split(".")[0] if len(files) == 1 or os.path.isdir(input[0]) else "input"
-        if separator:
-            separator = separator.replace("\\n", "\n").replace("\\r", "\r").replace("\\t", "\t")
+        for written, meant in (("\\n", "\n"), ("\\r", "\r"), ("\\t", "\t")):
+            separator = separator and separator.replace(written, meant)
         return Corpus(name or "input", files, fractions=fractions, separator=separator, text_key=text_key or "text")
     if dataset not in DATASETS:
         hint = "a folder of shards needs no preparation: train.py --dataset PATH" if os.path.isdir(dataset) else \
@@ -508,6 +365,19 @@ def corpus_of(dataset, input: list[str], split, separator, text_key, source) -> 
     if any(f.name.endswith(".parquet") for f in corpus.files):
         need("pyarrow", f"--dataset {dataset}", "choose another dataset")
     return corpus
+
+def are_few(corpus: Corpus) -> bool:
+    """Whether a hash would not divide the documents well; a text without separators is one."""
+    n = 0
+    for f in corpus.files:
+        if not corpus.separator and all(kind_of(name) == "text" for name in f.members or [f.name]):
+            n += len(f.members or [f.name])
+            continue
+        for _, text, _ in read(f, corpus):
+            n += bool(text) and not text.isspace()
+            if n >= FEW:
+                return False
+    return n < FEW
 
 def sources(corpus: Corpus) -> str:
     """A digest of what is read: the files' names, and of those on this machine the content; of a long one its first
@@ -531,23 +401,42 @@ def code() -> str:
 
 def make(corpus: Corpus, out: Path, tokenizer: str, settings: dict, num_proc: int) -> dict:
     """Shards and meta.json in `out`, going on from the parts that are there when they are of the same. Returns meta."""
-    units = Units(tokenizer)
-    folder, record = out / "parts", {"settings": settings, "code": code()}
-    try:
-        same = json.loads((folder / "record.json").read_text(encoding="utf-8")) == record
-    except (OSError, ValueError):
-        same = False
-    if not same:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        write_json(folder / "record.json", record)
-    parts = Parts(folder, units.dtype, corpus.fractions)
-    fill(corpus, parts, units, num_proc)
-    tok, counts = write_shards(corpus, out, parts, units)
-    if not counts["train"]["tokens"]:
+    folder, encoder = out / "parts", Encoder(corpus, tokenizer)
+    corpus.few = settings["dataset"] == "input" and are_few(corpus)
+    while True:
+        record = {"settings": settings, "code": code(), "fractions": corpus.fractions}
+        try:
+            same = json.loads((folder / "record.json").read_text(encoding="utf-8")) == json.loads(json.dumps(record))
+        except (OSError, ValueError):
+            same = False
+        if not same:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            write_json(folder / "record.json", record)
+        parts = Parts(folder, encoder.dtype)
+        fill(corpus, parts, encoder, num_proc, settings["max_tokens"])
+        tokens, (train, *rest) = parts.counts[:, 0], corpus.fractions
+        if not settings["widen"] or min(tokens[1:]) >= WINDOWS or train < 0.5:
+            break
+        rest = [f * 1.2 if n < WINDOWS else f for f, n in zip(rest, tokens[1:])]
+        corpus.fractions = (1 - sum(rest), *rest)                               # and once more, with more for val or test
+    if not tokens[0]:
         where = str(corpus.files[0].path) + " and the other files" * (len(corpus.files) > 1)
         raise UserError(f"there is no text in {where}.")
-    meta = {"dataset": corpus.name, "tokenizer": tok.describe(), "vocab_size": tok.vocab_size, "splits": counts,
+
+    for path in out.glob("*_*.bin*"):
+        path.unlink()                                                           # of a run that was stopped here
+    if tokenizer == "char":
+        tok = CharTokenizer(parts.chars + corpus.chars, corpus.ends)
+    else:
+        tok = encoder.tok or ByteTokenizer()
+    splits = {}
+    with tqdm(total=int(tokens.sum()), desc="writing", unit=" tokens", unit_scale=True, disable=None, leave=False) as bar:
+        for i, split in enumerate(SPLITS):
+            chunks = ids_of(parts, i, tok, bar)
+            splits[split] = dict(zip(("tokens", "documents", "bytes"), parts.counts[i].tolist()))
+            splits[split]["shards"] = write_shards(out, split, chunks, int(tokens[i]), token_dtype(tok.vocab_size))
+    meta = {"dataset": corpus.name, "tokenizer": tok.describe(), "vocab_size": tok.vocab_size, "splits": splits,
             "fractions": [round(f, 6) for f in corpus.fractions], "settings": settings}
     if corpus.name == "pystdlib":
         meta["python"] = platform.python_version()
@@ -585,25 +474,23 @@ def prepare(dataset: str | None = None, input=None, tokenizer: str | None = None
     """
     if tokenizer not in (None, "char", "byte", "gpt2"):
         raise UserError(f"--tokenizer is {tokenizer!r}; it must be char, byte or gpt2.")
-    max_tokens = amount(max_tokens, "--max_tokens") if max_tokens is not None else None
-    if num_proc is None:
-        num_proc = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    if num_proc < 1:
+    if num_proc is not None and num_proc < 1:
         raise UserError(f"--num_proc is {num_proc}; it must be at least 1.")
+    num_proc = num_proc or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+    max_tokens = amount(max_tokens, "--max_tokens") if max_tokens is not None else None
     input = [str(p) for p in ([input] if isinstance(input, (str, os.PathLike)) else input or [])]
     corpus = corpus_of(dataset, input, split, separator, text_key, source)
-    corpus.errors, corpus.max_tokens, tokenizer = errors, max_tokens, tokenizer or corpus.tokenizer
-    corpus.widen = bool(input) and split is None and max_tokens is None
+    corpus.errors, tokenizer = errors, tokenizer or corpus.tokenizer
     # What the tokens depend on. A folder made with other settings is not taken for this one.
     settings = {"dataset": dataset or "input", "tokenizer": tokenizer, "max_tokens": max_tokens,
-                "split": [round(f, 6) for f in corpus.fractions], "widen": corpus.widen, "errors": errors,
-                "separator": corpus.separator, "text_key": corpus.text_key, "sources": sources(corpus)}
-
+                "split": [round(f, 6) for f in corpus.fractions], "errors": errors, "separator": corpus.separator,
+                "widen": bool(input) and split is None and max_tokens is None, "text_key": corpus.text_key,
+                "sources": sources(corpus)}
     out = Path(out or Path("data") / corpus.name)
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out} is a file; choose a folder.")
     if tokenizer == "gpt2" and not (out / "meta.json").exists():
-        GPT2Tokenizer().load()                                                  # can it be had? before anything is made
+        GPT2Tokenizer().bpe                                                     # can it be had? before anything is made
     new = [p for p in (out, *out.parents) if not p.exists()]
     out.mkdir(parents=True, exist_ok=True)
     try:
@@ -619,8 +506,6 @@ def prepare(dataset: str | None = None, input=None, tokenizer: str | None = None
                 meta = make(corpus, out, tokenizer, settings, num_proc)
             except UserError as e:
                 if not isinstance(e, Unfinished) or not list((out / "parts").glob("*.npz")):
-                    for path in out.glob("*.bin*"):
-                        path.unlink()
                     shutil.rmtree(out / "parts", ignore_errors=True)
                 raise
     except KeyboardInterrupt:
@@ -641,9 +526,9 @@ def info(path) -> None:
     """Print what a data folder holds. UserError when a shard is not what meta.json says."""
     data = load_data(path)
     splits = data.meta.get("splits", {})
-    name = data.meta.get("dataset", "shards made elsewhere")
     kind = data.tokenizer.describe()["kind"] if data.tokenizer else "unknown"
-    print(f"{data.path}: {name}, {kind} level, vocabulary {data.vocab_size or 'unknown'}")
+    print(f"{data.path}: {data.meta.get('dataset', 'shards made elsewhere')}, {kind} level, vocabulary "
+          f"{data.vocab_size or 'unknown'}")
     for s in SPLITS:
         facts = "".join(f", {splits[s][k]:,} {k}" for k in ("documents", "bytes") if s in splits)
         print(f"{s:<5} {len(getattr(data, s) or ()):>15,} tokens{facts}")

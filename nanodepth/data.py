@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nanodepth.files import UserError, atomic_write
+from nanodepth.files import UserError
 
 SPLITS = ("train", "val", "test")
 FORMATS = {(20240520, 1): np.dtype("<u2"), (20240801, 7): np.dtype("<u4")}      # magic, version -> the tokens' type
@@ -36,14 +36,6 @@ def shard_header(count: int, dtype: np.dtype) -> bytes:
     header = np.zeros(256, "<i4")
     header[:3] = *next(key for key, value in FORMATS.items() if value == dtype), count
     return header.tobytes()
-
-def write_shard(path, tokens) -> None:
-    """Write ids (n,) as one shard: uint16 when all are below 65,536, else uint32. The file is whole or absent."""
-    tokens = np.asarray(tokens)
-    dtype = tokens.dtype if tokens.dtype in FORMATS.values() else token_dtype(int(tokens.max(initial=0)) + 1)
-    with atomic_write(path, "wb") as f:
-        f.write(shard_header(len(tokens), dtype))
-        f.write(tokens.astype(dtype).tobytes())
 
 def read_shard(path) -> np.ndarray:
     """The tokens of a shard, (n,) uint16 or uint32, mapped and not read. UserError when it is no whole shard."""
@@ -103,7 +95,20 @@ def utf8(text: str, encoding: str = "utf-8") -> bytes:
         raise UserError(f"the text has the lone surrogate U+{ord(text[e.start]):04X} at character {e.start}, "
                         f"which is not UTF-8.") from None
 
-class ByteTokenizer:
+class Tokenizer:
+    def ids(self, ids) -> np.ndarray:
+        """ids (n,) int64, without the end tokens. UserError for one that is not in the vocabulary."""
+        ids = np.atleast_1d(np.asarray(ids, np.int64))
+        wrong = ids[(ids < 0) | (ids >= self.vocab_size)]
+        if len(wrong):
+            raise UserError(f"token {wrong[0]} is outside the vocabulary of {self.vocab_size}.")
+        return ids if self.end is None else ids[ids != self.end]
+
+    def decode(self, ids) -> str:
+        """The text; an end token is nothing, and half a character is U+FFFD."""
+        return self.decode_bytes(ids).decode(errors="replace")
+
+class ByteTokenizer(Tokenizer):
     """Ids 0..255 are the bytes of the UTF-8 text; 256 ends a text."""
     vocab_size, end = 257, 256
 
@@ -117,18 +122,12 @@ class ByteTokenizer:
         return ids
 
     def decode_bytes(self, ids) -> bytes:
-        """The text's bytes; an end token is nothing."""
-        ids = check_ids(self, ids)
-        return ids[ids != 256].astype(np.uint8).tobytes()
-
-    def decode(self, ids) -> str:
-        """The text; an end token is nothing, and half a character is U+FFFD."""
-        return self.decode_bytes(ids).decode(errors="replace")
+        return self.ids(ids).astype(np.uint8).tobytes()
 
     def describe(self) -> dict:
         return {"kind": "byte"}
 
-class CharTokenizer:
+class CharTokenizer(Tokenizer):
     """Ids in code-point order of the characters, then (unless with_end is False) one that ends a text."""
 
     def __init__(self, chars: str, with_end: bool = True):
@@ -140,7 +139,7 @@ class CharTokenizer:
         self.table[codes] = np.arange(len(codes))
         self.table[0xDCFF] = -1 if self.end is None else self.end           # half a character, so in no text
         self.dtype = token_dtype(self.vocab_size)
-        self.ids = self.table.astype(self.dtype)
+        self.narrow = self.table.astype(self.dtype)
         # Plain ASCII text goes through bytes.translate, which is much quicker; its ids are below 128, 255 is unknown.
         self.ascii = bytes(int(i) if i >= 0 else 255 for i in self.table[:128]) + b"\xff" * 127 + b"\x80"
 
@@ -162,68 +161,48 @@ class CharTokenizer:
                 ids[ids == 128] = self.end
             return ids
         text = raw.tobytes().decode(errors="surrogateescape")                  # 0xFF becomes U+DCFF, as in no text
-        return self.ids[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")]
-
-    def decode(self, ids) -> str:
-        """The text; an end token is nothing."""
-        return "".join(self.chars[i] for i in check_ids(self, ids).tolist() if i != self.end)
+        return self.narrow[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")]
 
     def decode_bytes(self, ids) -> bytes:
-        return self.decode(ids).encode()
+        return "".join(self.chars[i] for i in self.ids(ids).tolist()).encode()
 
     def describe(self) -> dict:
         return {"kind": "char", "chars": self.chars, "with_end": self.end is not None}
 
-class GPT2Tokenizer:
+class GPT2Tokenizer(Tokenizer):
     """GPT-2's byte pairs by tiktoken; 50256 ends a text. The ranks are fetched once and kept by tiktoken."""
     vocab_size, end = 50257, 50256
 
-    def __init__(self):
-        self.bpe = None
-
-    def load(self):
+    @functools.cached_property
+    def bpe(self):
         """tiktoken's encoding. UserError, and not a long wait, when its ranks are not at hand and cannot be fetched."""
-        if self.bpe is None:
-            result = [f"no answer in {RANKS_SECONDS} seconds"]
+        result = [f"no answer in {RANKS_SECONDS} seconds"]
 
-            def get():
-                try:
-                    import tiktoken
-                    result.insert(0, tiktoken.get_encoding("gpt2"))
-                except Exception as e:          # requests, ssl, a bad cache, ...: all of them mean "no ranks"
-                    result.insert(0, type(e).__name__)
-            thread = threading.Thread(target=get, daemon=True)                 # tiktoken itself waits without a limit
-            thread.start()
-            thread.join(RANKS_SECONDS)
-            if isinstance(result[0], str):
-                raise UserError(
-                    f"the gpt2 tokenizer needs its ranks once from openaipublic.blob.core.windows.net, and that failed "
-                    f"({result[0]}). Connect, or set TIKTOKEN_CACHE_DIR to such a folder from a connected machine, "
-                    f"or use --tokenizer byte.")
-            self.bpe = result[0]
-        return self.bpe
+        def get():
+            try:
+                import tiktoken
+                result.insert(0, tiktoken.get_encoding("gpt2"))
+            except Exception as e:              # requests, ssl, a bad cache, ...: all of them mean "no ranks"
+                result.insert(0, type(e).__name__)
+        thread = threading.Thread(target=get, daemon=True)                      # tiktoken itself waits without a limit
+        thread.start()
+        thread.join(RANKS_SECONDS)
+        if isinstance(result[0], str):
+            raise UserError(f"the gpt2 tokenizer needs its ranks once from openaipublic.blob.core.windows.net, and that "
+                            f"failed ({result[0]}). Connect, or set TIKTOKEN_CACHE_DIR to such a folder from a connected "
+                            f"machine, or use --tokenizer byte.")
+        return result[0]
 
     def encode(self, text: str) -> np.ndarray:
         """Ids (n,) of the text as plain text: '<|endoftext|>' in it is nothing special."""
-        bpe = self.load()
         text.isascii() or utf8(text)
-        return bpe.encode_to_numpy(text, disallowed_special=()).astype(np.uint16)
+        return self.bpe.encode_to_numpy(text, disallowed_special=()).astype(np.uint16)
 
     def decode_bytes(self, ids) -> bytes:
-        ids = check_ids(self, ids)
-        return self.load().decode_bytes(ids[ids != self.end].tolist())
-
-    decode = ByteTokenizer.decode
+        return self.bpe.decode_bytes(self.ids(ids).tolist())
 
     def describe(self) -> dict:
         return {"kind": "gpt2"}
-
-def check_ids(tok, ids) -> np.ndarray:
-    ids = np.atleast_1d(np.asarray(ids, np.int64))
-    if len(ids) and not 0 <= ids.min() <= ids.max() < tok.vocab_size:
-        wrong = ids[(ids < 0) | (ids >= tok.vocab_size)][0]
-        raise UserError(f"token {wrong} is outside the vocabulary of {tok.vocab_size}.")
-    return ids
 
 def tokenizer_from(described: dict):
     """The tokenizer whose describe() gave this dict, from a meta.json or a checkpoint."""
@@ -269,28 +248,24 @@ def load_data(path, tokenizer: str | None = None) -> Data:
     path = Path(path)
     if not path.is_dir():
         raise UserError(f"there is no data folder {path}. Make it with prepare_data.py (--help shows how).")
-    meta_path = path / "meta.json"
-    if not meta_path.exists():
+    if not (path / "meta.json").exists():
         return load_ready_made(path, tokenizer)
     try:
-        meta = json.loads(meta_path.read_text(encoding="utf-8"))
+        meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
         shards = {s: [(path / shard["file"], shard["tokens"]) for shard in meta["splits"][s]["shards"]] for s in SPLITS}
         vocab_size, described = int(meta["vocab_size"]), meta["tokenizer"]
         for s in SPLITS:
-            meta["splits"][s]["bytes"] + meta["splits"][s]["tokens"] + meta["splits"][s]["documents"]
+            if sum(n for _, n in shards[s]) != meta["splits"][s]["tokens"] or meta["splits"][s]["bytes"] < 0:
+                raise ValueError
     except (ValueError, KeyError, TypeError):
-        raise UserError(f"{meta_path} is damaged. Delete {path} and prepare it again.") from None
+        raise UserError(f"{path / 'meta.json'} is damaged. Delete {path} and prepare it again.") from None
     if tokenizer not in (None, described["kind"]):
         raise UserError(f"--tokenizer is {tokenizer}, and {path} was made with {described['kind']}. Leave it out.")
     splits = {s: Tokens([p for p, _ in shards[s]]) if shards[s] else None for s in SPLITS}
     for s in SPLITS:
         for (p, want), n in zip(shards[s], splits[s].lengths if splits[s] else ()):
             if n != want:
-                raise UserError(f"{p} has {n:,} tokens, and meta.json says {want:,}. "
-                                f"Delete {path} and prepare it again.")
-        if sum(n for _, n in shards[s]) != meta["splits"][s]["tokens"]:
-            raise UserError(f"{meta_path} is damaged: the shards of {s} do not add up. "
-                            f"Delete {path} and prepare it again.")
+                raise UserError(f"{p} has {n:,} tokens, and meta.json says {want:,}. Delete {path} and prepare it again.")
     if splits["train"] is None:
         raise UserError(f"{path} has no training tokens. Delete it and prepare it again.")
     return Data(path, meta, vocab_size, tokenizer_from(described), **splits)
@@ -305,20 +280,20 @@ def load_ready_made(path: Path, tokenizer: str | None) -> Data:
         raise UserError(f"{path} has neither a meta.json nor shards named like fineweb_train_000001.bin. "
                         f"Make a data folder with prepare_data.py.")
     splits = {s: Tokens(names[s]) if names[s] else None for s in SPLITS}
+    shards = [(p, t, i) for s, t in splits.items() if t for i, p in enumerate(t.paths)]
     # Under these names they write GPT-2 tokens as uint16, and llm.c Llama 3 tokens as uint32. Other names do not say.
     theirs = re.compile(r"(edu_)?fineweb(edu)?_|tiny_?shakespeare_|tiny_?stories_", re.I)
-    known = all(theirs.match(p.name) for s in SPLITS for p in names[s])
-    wide = any(t.shard(i).dtype.itemsize == 4 for t in splits.values() if t for i in range(len(t.paths)))
-    vocab_size = (128256 if wide else 50257) if known else None
+    vocab_size = None
+    if tokenizer or all(theirs.match(p.name) for p, *_ in shards):
+        wide = any(t.shard(i).dtype.itemsize == 4 for _, t, i in shards)
+        vocab_size = {"byte": 257, "gpt2": 50257, None: 128256 if wide else 50257}.get(tokenizer)
+    if tokenizer and vocab_size is None:
+        raise UserError(f"--tokenizer is {tokenizer!r}; for shards made elsewhere it can be byte or gpt2.")
     largest = max(t.largest() for t in splits.values() if t)
-    if tokenizer:
-        if tokenizer not in ("byte", "gpt2"):
-            raise UserError(f"--tokenizer is {tokenizer!r}; for shards made elsewhere it can be byte or gpt2.")
-        vocab_size = {"byte": ByteTokenizer, "gpt2": GPT2Tokenizer}[tokenizer].vocab_size
-        if largest >= vocab_size:
+    if vocab_size and largest >= vocab_size:
+        if tokenizer:
             raise UserError(f"--tokenizer is {tokenizer}, which has {vocab_size:,} tokens, and {path} holds token "
                             f"{largest:,}.")
-    elif vocab_size and largest >= vocab_size:
         vocab_size = None
     kind = tokenizer or ("gpt2" if vocab_size == 50257 else None)
     return Data(path, {}, vocab_size, tokenizer_from({"kind": kind}) if kind else None, **splits)

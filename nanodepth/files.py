@@ -73,9 +73,11 @@ def atomic_write(path, mode: str = "w"):
             os.fsync(f.fileno())
         os.replace(tmp, path)
         sync_folder(path.parent)
-    except BaseException:
+    except BaseException as e:
         with contextlib.suppress(OSError):
             tmp.unlink(missing_ok=True)
+        if isinstance(e, OSError) and e.errno and not e.filename:       # a write does not say where the disk is full
+            e.filename = str(tmp)
         raise
 
 def sync_folder(folder) -> None:

@@ -17,6 +17,13 @@ def raw_tokens(path: Path) -> np.ndarray:
     assert len(tokens) == count
     return tokens
 
+def write_shard(path: Path, ids) -> None:
+    """Ids as one shard, by the same definition: uint16 while all are below 65,536."""
+    ids = np.asarray(ids)
+    wide = ids.max(initial=0) >= 2**16 or ids.dtype == np.uint32
+    head = struct.pack("<256i", *((20240801, 7) if wide else (20240520, 1)), len(ids), *[0] * 253)
+    Path(path).write_bytes(head + ids.astype("<u4" if wide else "<u2").tobytes())
+
 def split_tokens(folder, split: str) -> list[int]:
     return [int(i) for p in sorted(Path(folder).glob(f"{split}_*.bin")) for i in raw_tokens(p)]
 

@@ -1,4 +1,5 @@
 """Shards, tokenizers and data folders."""
+import hashlib
 import json
 import subprocess
 import sys
@@ -12,24 +13,27 @@ import tiktoken
 import sample
 from nanodepth import data
 from nanodepth.files import UserError
-from corpora import raw_tokens, toy_gpt2
+from corpora import raw_tokens, toy_gpt2, write_shard
+from prepare_data import write_shards
 from tiny import checkpoint, go
-from nanodepth.data import (ByteTokenizer, CharTokenizer, GPT2Tokenizer, Tokens, load_data, read_shard, tokenizer_from,
-                            write_shard)
+from nanodepth.data import (ByteTokenizer, CharTokenizer, GPT2Tokenizer, Tokens, load_data, read_shard, token_dtype,
+                            tokenizer_from)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # shards
 
 @pytest.mark.parametrize("ids, magic, version, size", [
-    ([0, 1, 65535], 20240520, 1, 2), ([0, 1, 65536, 2**31], 20240801, 7, 4), ([], 20240520, 1, 2)])
+    ([0, 1, 65535], 20240520, 1, 2), ([0, 1, 65536, 2**31], 20240801, 7, 4)])
 def test_a_shard_is_its_format_and_comes_back(tmp_path, ids, magic, version, size):
-    path = tmp_path / "train_000000.bin"
-    write_shard(path, np.array(ids, np.int64))
+    path, dtype = tmp_path / "train_000000.bin", token_dtype(max(ids) + 1)
+    said = write_shards(tmp_path, "train", iter([np.array(ids)]), len(ids), dtype)
+    assert said == [{"file": path.name, "tokens": len(ids), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}]
     raw = path.read_bytes()
     header = np.frombuffer(raw[:1024], "<i4")
     assert list(header[:3]) == [magic, version, len(ids)] and not header[3:].any()
     assert len(raw) == 1024 + size * len(ids)
     assert list(raw_tokens(path)) == ids == list(read_shard(path))
+    assert write_shards(tmp_path, "val", iter([]), 0, dtype) == []
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 def test_a_shard_is_mapped_and_not_read(tmp_path):
@@ -193,7 +197,7 @@ def test_a_folder_is_loaded(tmp_path):
     (lambda d, m: (d / "meta.json").write_text("[]"), "meta.json is damaged"),
     (lambda d, m: (d / "meta.json").write_bytes(b"\xff\xfe"), "meta.json is damaged"),
     (lambda d, m: (d / "meta.json").write_text(json.dumps({**m, "splits": {}})), "meta.json is damaged"),
-    (lambda d, m: (d / "meta.json").write_text(json.dumps(m).replace('"tokens": 8', '"tokens": 9')), "do not add up"),
+    (lambda d, m: (d / "meta.json").write_text(json.dumps(m).replace('"tokens": 8', '"tokens": 9')), "meta.json is damaged"),
     (lambda d, m: [p.unlink() for p in d.iterdir()], "neither a meta.json nor shards"),
     (lambda d, m: ((d / "meta.json").unlink(), (d / "parts").mkdir()), "not ready")])
 def test_a_damaged_folder_is_a_sentence(tmp_path, harm, words):

@@ -12,7 +12,8 @@ import torch
 import train
 from model import GPT, GPTConfig
 from nanodepth import runs
-from nanodepth.data import load_data, write_shard
+from corpora import write_shard
+from nanodepth.data import load_data
 from nanodepth.files import UserError, load_checkpoint
 from prepare_data import prepare
 from tiny import ROOT, SIZE, checkpoint, data_folder, go, log, same_weights

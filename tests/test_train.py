@@ -19,7 +19,8 @@ import train
 from nanodepth.files import UserError
 from nanodepth.runs import claim
 from nanodepth.settings import comments
-from nanodepth.data import load_data, write_shard
+from corpora import write_shard
+from nanodepth.data import load_data
 from model import GPT, GPTConfig
 from tiny import ROOT, SIZE, checkpoint, data_folder, go, log, same_weights, script
 
