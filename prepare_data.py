@@ -152,14 +152,15 @@ class Encoder:
 
     def encode(self, text: bytes, most: int | None = None) -> tuple[bytes, int, int]:
         """The units of a text, or of its first `most` tokens, and how many tokens and bytes they are."""
-        if self.tok:
-            ids = [self.tok.encode(piece.decode()) for piece in pieces(text, PIECE)]
-            ids = (np.concatenate(ids) if len(ids) > 1 else ids[0])[:most]
-            size = len(text) if most is None else len(self.tok.decode_bytes(ids))
-            return ids.astype(self.dtype, copy=False).tobytes(), len(ids), size
-        if most is not None:
-            text = text.decode()[:most].encode() if self.kind == "char" else text[:most]
-        return text, len(text.decode()) if self.kind == "char" else len(text), len(text)
+        if self.kind == "byte":
+            return text[:most], len(text[:most]), len(text[:most])
+        if self.kind == "char":
+            text = text if most is None else text.decode()[:most].encode()
+            return text, sum(len(piece.decode()) for piece in pieces(text, PIECE)), len(text)
+        ids = [self.tok.encode(piece.decode()) for piece in pieces(text, PIECE)]
+        ids = (np.concatenate(ids) if len(ids) > 1 else ids[0])[:most]
+        size = len(text) if most is None else len(self.tok.decode_bytes(ids))
+        return ids.astype(self.dtype, copy=False).tobytes(), len(ids), size
 
     def job(self, documents, room: float = math.inf, cut: bool = False):
         """The units of train, val and test, and of each how many tokens, documents and bytes; and whether train is full,
@@ -226,43 +227,54 @@ def digest(path) -> str:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 class Parts:
-    """The finished parts, parts/000000.npz and so on: the units of train, val and test, and how far it has come by then:
-    counts (of each its tokens, documents and bytes), chars (found so far), at (the file to go on with, and how many of
-    its documents are done), full (train has its max_tokens)."""
+    """The finished parts: 000000.bin, the units of train, val and test, and 000000.json, written last: how many bytes
+    each has, and how far it has come by then: `counts` (of each split its tokens, documents and bytes), `chars` (found so
+    far), `at` (the file to go on with, and how many of its documents are done), `full` (train has its max_tokens)."""
 
     def __init__(self, folder: Path, dtype):
         self.folder, self.dtype, self.n, self.units = folder, dtype, 0, []      # units: of the part to come
         self.counts, self.chars, self.at, self.full = np.zeros((3, 3), np.int64), "", (0, 0), False
-        while self.path(self.n).exists():
+        while self.path(self.n, "json").exists():
             self.n += 1
         if self.n:
-            with np.load(self.path(self.n - 1)) as last:
-                self.counts, self.chars = last["counts"], last["chars"].tobytes().decode()
-                self.at, self.full = tuple(last["at"].tolist()), bool(last["full"])
+            last = json.loads(self.path(self.n - 1, "json").read_text(encoding="utf-8"))
+            self.counts, self.chars, self.at, self.full = np.array(last["counts"]), last["chars"], last["at"], last["full"]
 
-    def path(self, k: int) -> Path:
-        return self.folder / f"{k:06d}.npz"
+    def path(self, k: int, suffix: str) -> Path:
+        return self.folder / f"{k:06d}.{suffix}"
 
     def load(self, k: int, split: int) -> np.ndarray:
-        with np.load(self.path(k)) as part:
-            return part[SPLITS[split]].view(self.dtype)
+        sizes = json.loads(self.path(k, "json").read_text(encoding="utf-8"))["sizes"]
+        count = sizes[split] // self.dtype.itemsize
+        return np.memmap(self.path(k, "bin"), self.dtype, "r", sum(sizes[:split]), count) if count else np.array([])
 
     def append(self, units: list[bytes], counts: np.ndarray, at: tuple, look: bool) -> None:
         self.units.append(units)
         self.counts, self.at = self.counts + counts, at
-        if look:
-            known = b"\xff" + "".join(filter(str.isascii, self.chars)).encode()
-            new = b"".join(units).translate(None, known).decode()              # without the known ones little is left
-            self.chars = "".join(sorted({*self.chars, *new}))
+        for text in slices(b"".join(units)) if look else ():
+            known = "".join(filter(str.isascii, self.chars)).encode() + b"\xff"
+            new = {*text.translate(None, known).decode()}.difference(self.chars)           # little is left to decode
+            self.chars = "".join(sorted({*self.chars, *new})) if new else self.chars
 
     def finish(self) -> None:
         if not self.units:
             return
-        raw = {split: np.frombuffer(b"".join(units), np.uint8) for split, units in zip(SPLITS, zip(*self.units))}
-        with atomic_write(self.path(self.n), "wb") as f:
-            np.savez(f, **raw, counts=self.counts, chars=np.frombuffer(self.chars.encode(), np.uint8), at=self.at,
-                     full=self.full)
+        splits = list(zip(*self.units))
+        with atomic_write(self.path(self.n, "bin"), "wb") as f:
+            for units in splits:
+                f.writelines(units)
+        write_json(self.path(self.n, "json"), {
+            "sizes": [sum(map(len, units)) for units in splits], "counts": self.counts.tolist(), "chars": self.chars,
+            "at": self.at, "full": self.full})
         self.n, self.units = self.n + 1, []
+
+def slices(units):
+    """Units a million at a time; of UTF-8 whole characters."""
+    start, wide = 0, getattr(units, "itemsize", 1) > 1
+    while start < len(units):
+        stop = start + PIECE if wide else character(units, start + PIECE)
+        yield units[start:stop]
+        start = stop
 
 def fill(corpus: Corpus, parts: Parts, encoder: Encoder, num_proc: int, max_tokens: int | None) -> None:
     """Read what is not in the parts yet: everything, or until train has its max_tokens."""
@@ -290,15 +302,12 @@ def fill(corpus: Corpus, parts: Parts, encoder: Encoder, num_proc: int, max_toke
 # step two: parts to shards
 
 def ids_of(parts: Parts, split: int, tok, bar):
-    """The ids of a split, (n,), a million units of whole characters at a time."""
+    """The ids of a split, (n,), about a million at a time."""
     for k in range(parts.n):
-        units, start = parts.load(k, split), 0
-        while start < len(units):
-            stop = character(units, start + PIECE) if parts.dtype.itemsize == 1 else start + PIECE
-            ids = tok.from_utf8(units[start:stop]) if parts.dtype.itemsize == 1 else units[start:stop]
+        for units in slices(parts.load(k, split)):
+            ids = tok.from_utf8(units) if parts.dtype.itemsize == 1 else units
             bar.update(len(ids))
             yield ids
-            start = stop
 
 def write_shards(out: Path, split: str, chunks, total: int, dtype) -> list[dict]:
     """Chunks of ids, (n,) each, as shards; returns what meta.json says of each."""
@@ -505,7 +514,7 @@ def prepare(dataset: str | None = None, input=None, tokenizer: str | None = None
             try:
                 meta = make(corpus, out, tokenizer, settings, num_proc)
             except UserError as e:
-                if not isinstance(e, Unfinished) or not list((out / "parts").glob("*.npz")):
+                if not isinstance(e, Unfinished) or not list((out / "parts").glob("0*.json")):
                     shutil.rmtree(out / "parts", ignore_errors=True)
                 raise
     except KeyboardInterrupt:

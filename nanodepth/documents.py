@@ -232,14 +232,14 @@ def text_documents(chunks, separator: str | None):
         while separator and (m := find(rest, max(start, seen))):
             if chunk is not None and m.end() + 2 > len(rest):                   # its line break may be still to come
                 break
-            *long, text = pieces(bytes(rest[start:m.start()]), LONG)
+            *long, text = pieces(bytes(memoryview(rest)[start:m.start()]), LONG)
             yield from ((t, True) for t in long)
             yield text, stretch or bool(long)
             start, stretch = m.end(), False
         del rest[:start]
         while len(rest) > LONG + (longest if chunk is not None else 0):
             cut, stretch = cut_point(rest, LONG), True
-            yield bytes(rest[:cut]), True
+            yield bytes(memoryview(rest)[:cut]), True
             del rest[:cut]
         seen = max(0, len(rest) - longest)
     yield bytes(rest), stretch

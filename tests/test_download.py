@@ -244,7 +244,6 @@ def test_fineweb_edu(tmp_path, monkeypatch):
         assert found[s] == [t.encode() for i, ts in enumerate(texts) for j, t in enumerate(ts) if where(i, j) == s]
 
     asked.clear()
-    monkeypatch.setattr("nanodepth.documents.PIECE", 3000)
     monkeypatch.setattr(prepare_data, "PIECE", 3000)
     some = prepare(dataset="fineweb-edu", max_tokens=20_000, out=tmp_path / "some")
     assert 19_800 < len(load_data(some).train) <= 20_000 and len(asked) <= 3    # the rest was not fetched
@@ -252,8 +251,8 @@ def test_fineweb_edu(tmp_path, monkeypatch):
         assert split_tokens(some, s) == split_tokens(out, s)[:len(split_tokens(some, s))]
 
 def test_fineweb_edu_cut_in_the_middle_goes_on(tmp_path, monkeypatch):
-    for module in ("nanodepth.documents.PIECE", "prepare_data.PIECE", "prepare_data.PART_BYTES"):
-        monkeypatch.setattr(module, 3000)
+    for name in ("PIECE", "PART_BYTES"):
+        monkeypatch.setattr(prepare_data, name, 3000)
     fineweb(tmp_path / "hub", 3)
     same = dict(dataset="fineweb-edu", tokenizer="byte", max_tokens=40_000)
     fake_hub(monkeypatch, tmp_path / "hub")
@@ -261,7 +260,7 @@ def test_fineweb_edu_cut_in_the_middle_goes_on(tmp_path, monkeypatch):
     fake_hub(monkeypatch, tmp_path / "hub", fails_at=2)
     with pytest.raises(Unfinished, match="001_00000.parquet of HuggingFaceFW/fineweb-edu did not come: the line is"):
         prepare(**same, out=tmp_path / "out")
-    assert list((tmp_path / "out/parts").glob("*.npz"))         # what was done is kept
+    assert list((tmp_path / "out/parts").glob("0*.json"))         # what was done is kept
     asked = fake_hub(monkeypatch, tmp_path / "hub")
     assert all_bytes(prepare(**same, out=tmp_path / "out")) == all_bytes(whole)
     assert "sample/10BT/001_00000.parquet" in asked

@@ -487,7 +487,7 @@ def test_a_stopped_run_goes_on_and_does_not_start_over(tmp_path, monkeypatch):
     stop_at(monkeypatch, 9)
     with pytest.raises(ZeroDivisionError):
         prepare(input=[path], tokenizer="byte", out=tmp_path / "out")
-    assert len(list((tmp_path / "out/parts").glob("*.npz"))) == 8
+    assert len(list((tmp_path / "out/parts").glob("0*.json"))) == 8
     monkeypatch.undo()
     small(monkeypatch)
     calls = stop_at(monkeypatch, 10**6)
@@ -564,7 +564,7 @@ def test_a_restart_with_anything_else_starts_over(tmp_path, monkeypatch, what):
     stop_at(monkeypatch, 9)
     with pytest.raises(ZeroDivisionError):
         prepare(**first, tokenizer="byte", out=tmp_path / "out")
-    assert len(list((tmp_path / "out/parts").glob("*.npz"))) == 8
+    assert len(list((tmp_path / "out/parts").glob("0*.json"))) == 8
     monkeypatch.undo()
     small(monkeypatch)
     if what in ("content", "same size and time"):
@@ -582,7 +582,7 @@ def test_a_restart_with_anything_else_starts_over(tmp_path, monkeypatch, what):
     assert all_bytes(out) == all_bytes(whole) and again == len(calls) - again
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux")
-@pytest.mark.parametrize("name", ["000001.npz.tmp", "train_000000.bin.tmp"])
+@pytest.mark.parametrize("name", ["000001.bin.tmp", "train_000000.bin.tmp"])
 def test_a_full_disk_is_a_sentence_and_the_run_goes_on(tmp_path, monkeypatch, capsys, name):
     path = str(write_jsonl(tmp_path / "a.jsonl", stories(300)))
     small(monkeypatch)
