@@ -38,7 +38,7 @@ from nanodepth.data import SPLITS, ByteTokenizer, CharTokenizer, GPT2Tokenizer, 
 from nanodepth.documents import Corpus, File, character, input_files, kind_of, need, pieces, read
 
 SHARD_TOKENS = 100_000_000      # tokens of a full shard, as in llm.c
-PART_BYTES = 2**24
+PART_BYTES = 2**23
 PIECE = 2**20                   # bytes that are encoded, and written, at a time
 FEW = 200                       # with fewer documents each is cut by position: a hash would not divide them well
 WINDOWS = 2 * 128 + 44          # tokens that val and test should have at least: two windows of 128, and a little room
@@ -157,10 +157,11 @@ class Encoder:
         if self.kind == "char":
             text = text if most is None else text.decode()[:most].encode()
             return text, sum(len(piece.decode()) for piece in pieces(text, PIECE)), len(text)
-        ids = [self.tok.encode(piece.decode()) for piece in pieces(text, PIECE)]
-        ids = (np.concatenate(ids) if len(ids) > 1 else ids[0])[:most]
+        raw = b"".join(self.tok.encode(piece.decode()).astype(self.dtype, copy=False).tobytes()
+                       for piece in pieces(text, PIECE))
+        ids = np.frombuffer(raw, self.dtype)[:most]
         size = len(text) if most is None else len(self.tok.decode_bytes(ids))
-        return ids.astype(self.dtype, copy=False).tobytes(), len(ids), size
+        return raw[:ids.nbytes], len(ids), size
 
     def job(self, documents, room: float = math.inf, cut: bool = False):
         """The units of train, val and test, and of each how many tokens, documents and bytes; and whether train is full,
@@ -190,7 +191,7 @@ def in_order(f, items, n: int):
     try:
         for item in items:
             waiting.append((item, pool.submit(f, item[0])))
-            if len(waiting) > 2 * n:
+            if len(waiting) > n + 1:
                 item, future = waiting.popleft()
                 yield item, future.result()
         for item, future in waiting:

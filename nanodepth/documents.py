@@ -26,7 +26,7 @@ from pathlib import Path, PurePosixPath
 from nanodepth.files import UserError
 
 LONG = 2**24                    # bytes of the longest document
-PAGE = 96 * 2**20               # bytes of the largest page of a parquet file, which its library reads as a whole
+PAGE = 2**26                    # bytes of the largest page of a parquet file, which its library reads as a whole
 
 @dataclass
 class File:

@@ -768,14 +768,14 @@ print("peak", next(int(line.split()[1]) // 1024 for line in open("/proc/self/sta
 """
 
 def wide_parquet(path):
-    """Rows of 10 MB, three to a group; then 90 of 1 MB, which is as much as a page may have."""
+    """Rows of 10 MB, three to a group; then 60 of 1 MB, which is as much as a page may have."""
     pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq
     with pq.ParquetWriter(path, pa.schema([("text", pa.string())])) as w:
         for i in range(3):
             w.write_table(pa.table({"text": [f"{i} " * 5_000_000] * 3}))
         for i in range(2):
-            w.write_table(pa.table({"text": [os.urandom(500_000).hex() for _ in range(90)]}))
+            w.write_table(pa.table({"text": [os.urandom(500_000).hex() for _ in range(60)]}))
 
 def zip_that_unpacks_to_much(path):
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as z:
