@@ -57,6 +57,61 @@ def test_every_setting_is_recorded(data, tmp_path):
         assert set(record["settings"]) == SETTINGS | {f.name for f in fields(GPTConfig)} | {"router_sha256"}
         assert {k: record["settings"][k] for k in given} == given
 
+# what a pair of runs must have in common
+
+def mark(out) -> dict:
+    return config(out)["fingerprint"]
+
+def test_runs_of_two_routers_differ_in_the_router_s_code_alone(data, tmp_path):
+    for router in ("block", "wav"):
+        go("--dataset", data, "--out_dir", tmp_path / router, "--router", router, "--max_iters", 1)
+        go("--dataset", data, "--out_dir", tmp_path / f"from-{router}", "--router", router, "--max_iters", 1,
+           "--init_from", tmp_path / "block")
+    for start in ("", "from-"):
+        a, b = mark(tmp_path / f"{start}block"), mark(tmp_path / f"{start}wav")
+        assert {k for k in a if a[k] != b[k]} == {"router"}
+        assert a["data"] == config(tmp_path / "block")["data"]["digest"] and a["torch"] == str(torch.__version__)
+    assert mark(tmp_path / "block")["start"] is None
+    assert mark(tmp_path / "from-wav")["start"] == runs.weights_digest(checkpoint(tmp_path / "block")["model"])
+    go("--dataset", data, "--out_dir", tmp_path / "third", "--max_iters", 1, "--init_from", tmp_path / "wav")
+    assert mark(tmp_path / "third")["start"] not in (None, mark(tmp_path / "from-wav")["start"])
+
+def test_a_resume_with_other_settings_shows_in_the_fingerprint(data, tmp_path):
+    go("--dataset", data, "--out_dir", tmp_path / "a", "--max_iters", 2)
+    before = mark(tmp_path / "a")
+    resume(tmp_path / "a", "--log_interval", 1, "--batch_size", 2, "--gradient_accumulation_steps", 2)
+    assert mark(tmp_path / "a") == before and before["changed"] == []
+    resume(tmp_path / "a", "--learning_rate", 1e-3, "--max_iters", 3)
+    assert mark(tmp_path / "a") == before | {"changed": [{"iter": 2, "max_iters": 3, "learning_rate": 1e-3}]}
+    resume(tmp_path / "a", "--dtype", "bfloat16", "--max_iters", 4)
+    now = mark(tmp_path / "a")
+    assert now["dtype"] == "float32, bfloat16" and now["changed"][1] == {"iter": 3, "max_iters": 4}
+
+def test_the_digests_of_the_code(tmp_path):
+    """An edited router is another router; an edited read is another model; a comment is nothing."""
+    source = (ROOT / "model.py").read_text(encoding="utf-8")
+
+    def digests(router, old="", new=""):
+        assert old in source
+        (tmp_path / "model.py").write_text(source.replace(old, new, 1) if old else source, encoding="utf-8")
+        return runs.code_digests(router, train.ROUTERS, [tmp_path / "model.py"], None)
+    plain = {router: digests(router) for router in train.ROUTERS}
+    assert len({own for own, _ in plain.values()}) == len(plain) and len({rest for _, rest in plain.values()}) == 1
+    for router, edits in (("wav", ("sign > 0", "sign < 0")), ("block", ("pc[0] + u", "pc[0] - u")),
+                          ("delta", ("stream + (mix if", "stream - (mix if"))):
+        changed = {name for name in plain if digests(name, *edits) != plain[name]}
+        assert changed == {cls for cls in plain if issubclass(train.ROUTERS[cls], train.ROUTERS[router])}
+        assert digests(router, *edits)[1] == plain[router][1]
+    for edits in (("logit.softmax(0)", "logit.softmax(1)"), ("F.silu(gate) * up", "F.silu(up) * gate")):
+        for name in plain:
+            own, rest = digests(name, *edits)
+            assert own == plain[name][0] and rest != plain[name][1]
+    for edits in (("\nimport math", "\n# a comment\nimport math"), ("The rule that everybody uses", "The rule"),
+                  ("it must divide n_head", "choose one that divides n_head"), ('"wav": WAV', '"wave": WAV')):
+        assert all(digests(name, *edits) == plain[name] for name in plain)
+    assert runs.code_digests("wav", train.ROUTERS, [], "of a file")[0] != \
+        runs.code_digests("wav", train.ROUTERS, [], "of another")[0]
+
 def test_the_machine_and_the_code_are_recorded(data, tmp_path):
     threads = torch.get_num_threads()
     go("--dataset", data, "--out_dir", tmp_path, "--max_iters", 3, "--dtype", "auto", "--device", "auto",
