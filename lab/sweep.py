@@ -2,12 +2,14 @@
 
     python -m lab.sweep --routers residual,block,rd,delta_block,wav --depths 12,24,48 --seeds 0,1,2 --max_iters 1000
     python -m lab.sweep configs/sweep_rd_gpu.toml --jobs 2      # a file of settings, then flags; any flag of train.py goes
+    python -m lab.sweep --init_from 'out/residual-12x64-s{seed}' --depths 12 --routers residual,delta:route_gate=0 --baseline residual
     python -m lab.sweep --report out/sweep                      # tables and pictures again, from what is there
 
 A cell is a router, or a router with settings of its own after colons: `rd:rd_control=tied`, `wav:details=split`,
 `delta:null_source=true:router_lr=0.1`. A router from a file, `mine.py:Mine`, is called by its class. Each cell, depth and
 seed is one run of train.py in OUT_DIR/CELL-LxD-sSEED (a colon is a + there). A finished run is skipped and an interrupted one goes on, so the same command can be given again at
 any time; one more seed or depth only adds to what is there. Seeds are the outer loop: after one the table is whole.
+In --init_from, {seed} and {n_layer} are each cell's own; the table of iteration 0 then says what a conversion costs.
 
 Each run is a process of its own: its peak memory is its own, a run that the system kills takes no other with it, and it
 is the command one would type by hand.
@@ -67,6 +69,8 @@ class Cell:
     flags: list[str]                     # of train.py, without --out_dir and --init_from
     settings: dict                       # every setting of train.py, with the defaults
     folder: Path
+    start: str                           # its --init_from
+    weights: str | None                  # the digest of the weights there
 
     @property
     def work(self) -> int:
@@ -126,14 +130,18 @@ def plan(sweep: SweepConfig, given: dict) -> list[Cell]:
                     raise UserError(f"{label}: {min(wrong)} cannot be a setting of one cell.")
                 chosen = given | own | {"router": router, "n_layer": depth, "seed": seed}
                 flags = [flag(name, value) for name, value in chosen.items() if name != "init_from"]
+                start = given.get("init_from", "scratch").replace("{seed}", str(seed)).replace("{n_layer}", str(depth))
                 try:
-                    settings, _ = train.read_settings([*flags, flag("init_from", given.get("init_from", "scratch"))])
+                    settings, checkpoint = train.read_settings([*flags, flag("init_from", start)])
                     train.model_config(settings, 1)
+                    if checkpoint and (layers := checkpoint["model_config"]["n_layer"]) != depth:
+                        raise UserError(f"{start} has {layers} layers.")
                 except UserError as e:
                     raise UserError(f"the cell {label} at {depth} layers: {e}") from None
                 name = re.sub(r"[^\w.=+-]", "_", label.replace(":", "+"))
                 folder = Path(sweep.out_dir) / f"{name}-{depth}x{settings['n_embd']}-s{seed}"
-                cells.append(Cell(label, depth, seed, flags, settings, folder))
+                weights = checkpoint["digest"] if checkpoint else None
+                cells.append(Cell(label, depth, seed, flags, settings, folder, start, weights))
     return cells
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -188,10 +196,9 @@ def unlike(cell: Cell, config: dict) -> str | None:
 # ---------------------------------------------------------------------------------------------------------------------
 # running
 
-def command(cell: Cell, given: dict) -> list[str]:
+def command(cell: Cell) -> list[str]:
     """How to run or resume a cell: a command that could be typed."""
-    resume = (cell.folder / "ckpt.pt").exists()
-    start = "resume" if resume else given.get("init_from", "scratch")
+    start = "resume" if (cell.folder / "ckpt.pt").exists() else cell.start
     script = str(Path(train.__file__))
     return [sys.executable, script, *cell.flags, flag("init_from", start), flag("out_dir", cell.folder)]
 
@@ -231,11 +238,14 @@ def todo(cells: list[Cell]) -> list[Cell]:
         if name:
             raise UserError(f"{cell.folder} was trained with {flag(name, there.config['settings'].get(name))}, not "
                             f"{cell.settings[name]}. Give that flag, or another --out_dir.")
+        if there and there.config.get("fingerprint", {}).get("start") != cell.weights:
+            raise UserError(f"{cell.folder} did not start from the weights of --init_from {cell.start} as they are now. "
+                            f"Give another --out_dir.")
         if not (there and there.done):
             left.append(cell)
     return left
 
-def run_cells(cells: list[Cell], given: dict, jobs: int) -> dict[str, str]:
+def run_cells(cells: list[Cell], jobs: int) -> dict[str, str]:
     """Run what is not done yet, `jobs` at a time. Returns the sentence of each failed run, by its folder's name."""
     waiting, running, failed = todo(cells), {}, {}
     finished = len(cells) - len(waiting)
@@ -273,7 +283,7 @@ def run_cells(cells: list[Cell], given: dict, jobs: int) -> dict[str, str]:
         while waiting or running:
             while waiting and len(running) < jobs:
                 cell, err = waiting.pop(0), tempfile.TemporaryFile("w+", errors="replace")
-                process = subprocess.Popen(command(cell, given), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                process = subprocess.Popen(command(cell), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                                            stderr=err, env=env, start_new_session=True)     # Ctrl-C is ours to pass on
                 running[process] = cell, err, time.time()
             time.sleep(0.1)
@@ -424,6 +434,13 @@ def milestone_table(runs: list[Run], points: list[float], baseline: str) -> str:
                   for (depth, label), d in against(rows, baseline).items()]
     return table(["router", "layers", "tokens", *PAIRED_HEAD], [row for _, row in sorted(found, key=lambda x: x[0])])
 
+def first_table(rows: list[dict], baseline: str) -> str:
+    pairs, none = against(rows, baseline), [""] * len(PAIRED_HEAD)
+    return table(["router", "layers", "val loss", *PAIRED_HEAD],
+                 [[label, depth, spread([r["val_loss"] for r in group], ".4f"),
+                   *(paired_cells(pairs[depth, label]) if (depth, label) in pairs else none)]
+                  for (depth, label), group in by_cell(rows).items()])
+
 def unequal(runs: list[Run]) -> list[str]:
     """A line for each setting in which runs differ that should be alike; a cell's own settings are in its label."""
     notes = []
@@ -467,6 +484,10 @@ def report(out_dir: Path, baseline: str, at_tokens: str | None) -> str:
                      f" better), and the 95 % t-interval of its mean.\n\n" + paired_table(rows, baseline))
     elif {row["router"] for row in rows} - {baseline}:
         parts.append(f"No pairs: no finished run has the seed and depth of a finished `{baseline}` (--baseline).\n")
+    if any(r.config.get("fingerprint", {}).get("start") for r in runs) and (first := milestone_rows(runs, 0)):
+        parts.append("Iteration 0, before any training: what the weights of --init_from are worth with each router. Mean "
+                     "± standard deviation of val loss over seeds, and the difference to "
+                     f"`{baseline}`, paired by seed.\n\n" + first_table(first, baseline))
     if points:
         parts.append("The same on the way, at the evaluation nearest to so many tokens.\n\n"
                      + milestone_table(runs, points, baseline))
@@ -608,7 +629,7 @@ def main(argv) -> None:
     failed = {}
     if sweep.report is None:
         cells = plan(sweep, given)
-        failed = run_cells(cells, given, sweep.jobs)
+        failed = run_cells(cells, sweep.jobs)
         out_dir.mkdir(parents=True, exist_ok=True)                      # there is none yet when every run has failed
         with atomic_write(out_dir / "sweep.json") as f:
             json.dump(vars(sweep) | {"train": given}, f, indent=1)

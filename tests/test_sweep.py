@@ -8,12 +8,14 @@ import statistics
 import sys
 import threading
 import time
+import types
 
 import pytest
 
+import train
 from lab import sweep
 from nanodepth.files import UserError
-from tiny import ROOT, data_folder, log
+from tiny import ROOT, data_folder, go, log
 
 SMALL = "--n_head 2 --n_embd 16 --seq_len 16 --batch_size 4 --eval_iters 2 --device cpu".split()
 
@@ -241,3 +243,35 @@ def test_an_interrupted_sweep_goes_on(data, tmp_path, capsys):
     assert "[1/1] block-1x16-s0: val loss" in capsys.readouterr().out
     assert [x["iter"] for x in log(run) if "val_loss" in x] == [0, 250, 300]
     assert not list(run.glob("old*"))                                   # it was resumed, not begun again
+
+def test_cells_that_start_from_other_runs(data, tmp_path, monkeypatch, capsys):
+    """{seed} in --init_from is the cell's own, and iteration 0 says what the weights are worth with each router."""
+    for seed in (0, 1):
+        go("--dataset", data, "--router", "residual", "--seed", seed, "--max_iters", 5, "--out_dir", tmp_path / f"b{seed}")
+    flags = ["--routers", "residual,block,delta:route_gate=0", "--depths", "2", "--seeds", "0,1", "--baseline", "residual",
+             "--max_iters", "0", "--dataset", data, "--out_dir", str(tmp_path / "s"), *SMALL]
+    monkeypatch.setattr(sweep, "subprocess", types.SimpleNamespace(Popen=InProcess, DEVNULL=None))
+    sweep.main([*flags, "--init_from", str(tmp_path / "b{seed}")])
+    text = capsys.readouterr().out
+    ends = [log(tmp_path / f"b{seed}")[-1]["val_loss"] for seed in (0, 1)]
+    rows = rows_of(text, "Iteration 0, before any training")
+    assert [r[0] for r in rows] == ["residual", "block", "delta:route_gate=0"]
+    assert rows[0][2] == rows[2][2] == f"{statistics.mean(ends):.4f} ± {statistics.stdev(ends):.4f}"
+    assert rows[2][3:5] == ["2", "+0.0000"]                             # a gate of 0 changes nothing
+    assert rows[1][4] not in ("+0.0000", "")
+
+    with pytest.raises(UserError, match="did not start from the weights of --init_from"):
+        sweep.main([*flags, "--init_from", str(tmp_path / "b1")])
+    with pytest.raises(UserError, match="the cell residual at 2 layers: --init_from is .*b2"):
+        sweep.main([*flags, "--seeds", "2", "--init_from", str(tmp_path / "b{seed}")])
+    with pytest.raises(UserError, match="the cell residual at 3 layers: .*b0 has 2 layers."):
+        sweep.main([*flags, "--depths", "3", "--init_from", str(tmp_path / "b{seed}")])
+
+class InProcess:
+    """A process of a sweep, run at once and in this one."""
+    def __init__(self, command, **kwargs):
+        train.main(command[2:])
+        self.returncode = 0
+
+    def poll(self):
+        return 0
