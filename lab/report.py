@@ -111,6 +111,10 @@ def read_runs(out_dir: Path) -> tuple[list[Run], list[str]]:
     mark_odd(runs)
     return runs, damaged
 
+def started(runs: list[Run]) -> bool:
+    """Do some of them start from another run's weights?"""
+    return any((r.config.get("fingerprint") or {}).get("start") for r in runs)
+
 def order(label: str) -> tuple:
     """Rows come in the order of model.ROUTERS, a router's variants after it."""
     names, router = list(ROUTERS), label.split(":")[0]
@@ -176,14 +180,14 @@ def against(label: str, there: set[str], baseline: str) -> str | None:
         return max(fit, key=lambda x: x.count(":"))
     return None if label.split(":")[0] == router and own <= theirs else baseline
 
-def at(run: Run, tokens: float | None) -> dict | None:
-    """A run's evaluation nearest to so many tokens, if it is near enough; its last one for None."""
+def at(run: Run, tokens: int | None, near: float) -> dict | None:
+    """A run's evaluation nearest to so many tokens, if it is near enough (a share of them); its last one for None."""
     if tokens is None:
         return run.evals[-1] if run.evals else None
     line = min(run.evals, key=lambda x: abs(x["tokens"] - tokens), default=None)
-    return line if line and abs(line["tokens"] - tokens) <= NEAR * tokens else None
+    return line if line and abs(line["tokens"] - tokens) <= near * tokens else None
 
-def pairs(runs: list[Run], baseline: str, tokens: float | None = None) -> "pd.DataFrame":
+def pairs(runs: list[Run], baseline: str, tokens: int | None = None, near: float = NEAR) -> "pd.DataFrame":
     """A row for each run that should have its baseline beside it: depth, label, against, seed, tokens, loss, base (the
     baseline's loss), difference, and why, the reason where there is none. tokens: as of `at`; None: finished runs."""
     labels, rows = {}, []
@@ -192,10 +196,10 @@ def pairs(runs: list[Run], baseline: str, tokens: float | None = None) -> "pd.Da
     there = {(r.label, r.depth, r.seed): r for r in sorted(runs, key=lambda r: r.odd is None)}
     for run in runs:
         other = against(run.label, labels[run.depth], baseline)
-        line, base = at(run, tokens), there.get((other, run.depth, run.seed))
+        line, base = at(run, tokens, near), there.get((other, run.depth, run.seed))
         if other is None or line is None:
             continue
-        theirs, why = at(base, tokens) if base else None, run.odd
+        theirs, why = at(base, tokens, near) if base else None, run.odd
         for r in [run, base]:
             if not why and r and tokens is None and not r.done:
                 why = f"{r.folder.name} is not finished"
@@ -272,9 +276,8 @@ def table(head: list[str], rows: list[list]) -> str:
 def plain(x: float, form: str = ".4f") -> str:
     return "-" if x is None or math.isnan(x) else f"{x:{form}}"
 
-def spread(values) -> str:
-    """Mean and standard deviation (n - 1) over seeds; a dash for the latter with one seed."""
-    return f"{plain(values.mean())} ± {plain(values.std())}"
+def spread(mean: float, sd: float) -> str:
+    return f"{plain(mean)} ± {plain(sd)}"
 
 PAIRED = ["n", "difference", "95 % interval", "sd", "wins", "r", "detectable", "left out"]
 
@@ -289,36 +292,33 @@ def paired_table(found: list[dict], tokens: bool = False) -> str:
     return table(["router", "against", "layers", *["tokens"] * tokens, *PAIRED],
                  [[p["label"], p["against"], p["depth"], *[f"{p['tokens']:,}"] * tokens, *paired_cells(p)] for p in found])
 
-def means(runs: list[Run], baseline: str, tokens: float | None = None) -> list[dict]:
-    """For each depth and label: the rows (as of results.csv) of the runs that are finished and not odd, the seeds, and
-    what is left out. `alike`: has it the seeds of the baseline (else, of the largest cell), so that means may be
-    compared?"""
-    found = []
-    for depth in sorted({r.depth for r in runs}):
-        cells = {}
-        for r in (r for r in runs if r.depth == depth):
-            cells.setdefault(r.label, []).append(r)
-        good = {label: [r for r in cell if not r.odd and at(r, tokens) and (r.done or tokens is not None)]
-                for label, cell in cells.items()}
-        like = good.get(baseline) or max(good.values(), key=len)
-        for label, cell in cells.items():
-            if good[label]:
-                alike = [r.seed for r in good[label]] == [r.seed for r in like]
-                notes = [f"{r.folder.name}: {r.odd}" for r in cell if r.odd]
-                notes += [f"other seeds than {like[0].label}: see the pairs"] * (not alike)
-                found.append({"label": label, "depth": depth, "alike": alike, "left_out": "; ".join(notes),
-                              "rows": pd.DataFrame([r.row() | at(r, tokens) for r in good[label]])})
-    return found
+def means(runs: list[Run], baseline: str, tokens: int | None = None) -> "pd.DataFrame":
+    """A row for each depth and label: means and standard deviations over its finished runs (or those that were evaluated
+    after so many tokens) that are not odd. `alike`: they have the seeds of the baseline (else, of the largest cell), so
+    that this mean may be drawn beside the others."""
+    rows = [r.row() | line for r in runs if not r.odd and (r.done or tokens is not None)
+            for line in (r.evals[-1:] if tokens is None else r.evals) if tokens in (None, line["tokens"])]
+    if not rows:
+        return pd.DataFrame()
+    numbers = ["params", "val_loss", "val_bpb", "tok_per_s", "peak_mem_mb"]
+    rows = pd.DataFrame(rows).astype(dict.fromkeys(numbers, float))
+    found = rows.groupby(["depth", "label"], sort=False).agg(
+        seeds=("seed", tuple), mean=("val_loss", "mean"), bar=("val_loss", "std"), bits=("val_bpb", "mean"),
+        bits_bar=("val_bpb", "std"), **{name: (name, "mean") for name in numbers if name != "val_bpb"}).reset_index()
+    for depth, cells in found.groupby("depth"):
+        like = cells[cells.label == baseline] if baseline in {*cells.label} else cells
+        found.loc[cells.index, "like"] = pd.Series([max(like.seeds, key=len)] * len(cells), cells.index)
+    return found.assign(alike=found.seeds == found.like)
 
-def seeds(numbers) -> str:
-    return " ".join(map(str, numbers))
-
-def mean_table(cells: list[dict]) -> str:
-    return table(["router", "layers", "seeds", "parameters", "val loss", "bits a byte", "tok/s", "peak MiB", "left out"],
-                 [[c["label"], c["depth"], seeds(c["rows"].seed), plain(c["rows"].params.mean(), ",.0f"),
-                   spread(c["rows"].val_loss.astype(float)), spread(c["rows"].val_bpb.astype(float)),
-                   plain(c["rows"].tok_per_s.astype(float).mean(), ",.0f"),
-                   plain(c["rows"].peak_mem_mb.astype(float).mean(), ",.0f"), c["left_out"]] for c in cells])
+def mean_table(cells: "pd.DataFrame", runs: list[Run]) -> str:
+    head = ["router", "layers", "seeds", "parameters", "val loss", "bits a byte", "tok/s", "peak MiB", "left out"]
+    rows = []
+    for c in cells.itertuples():
+        notes = [f"{r.folder.name}: {r.odd}" for r in runs if r.odd and (r.label, r.depth) == (c.label, c.depth)]
+        notes += [] if c.alike else [f"other seeds than {' '.join(map(str, c.like))}: see the pairs"]
+        rows.append([c.label, c.depth, " ".join(map(str, c.seeds)), plain(c.params, ",.0f"), spread(c.mean, c.bar),
+                     spread(c.bits, c.bits_bar), plain(c.tok_per_s, ",.0f"), plain(c.peak_mem_mb, ",.0f"), "; ".join(notes)])
+    return table(head, rows)
 
 def milestones(text: str | None) -> list[int] | str:
     """'0.5M,2M' -> [500000, 2000000]; 'all' stays."""
@@ -339,7 +339,7 @@ def report(out_dir: Path, baseline: str, at_tokens: str | None) -> str:
     on_the_way = [p for tokens in points for p in compared(pairs(runs, baseline, tokens))]
     on_the_way.sort(key=lambda p: (p["depth"], order(p["label"]), p["tokens"]))
     before = []
-    if any((r.config.get("fingerprint") or {}).get("start") for r in runs):
+    if started(runs):
         before = compared(pairs(runs, baseline, 0))
     finished = pd.DataFrame([r.row() for r in runs if r.done])
     evaluated = pd.DataFrame([r.facts() | {k: x.get(k) for k in EVALUATED} for r in runs for x in r.evals])
@@ -349,11 +349,11 @@ def report(out_dir: Path, baseline: str, at_tokens: str | None) -> str:
             frame.to_csv(f, index=False, lineterminator="\n")
 
     parts = []
-    if cells:
-        parts.append("Mean ± standard deviation over seeds, at the end of training.\n\n" + mean_table(cells))
+    if len(cells):
+        parts.append("Mean ± standard deviation over seeds, at the end of training.\n\n" + mean_table(cells, runs))
     if before:
         parts.append("Iteration 0, before any training: what the weights of --init_from are worth with each router.\n\n"
-                     + mean_table(means(runs, baseline, 0)) + "\nThe differences there, paired by seed.\n\n"
+                     + mean_table(means(runs, baseline, 0), runs) + "\nThe differences there, paired by seed.\n\n"
                      + paired_table(before))
     if at_end:
         parts.append(
@@ -401,7 +401,7 @@ def pictures(out_dir: Path, runs: list[Run], cells: list[dict], at_end: list[dic
                       "linestyle": LINES[i % len(LINES)], "markersize": 5, "linewidth": 1.3}
               for i, label in enumerate(sorted({r.label for r in runs}, key=order))}
     figures = {"curves.png": draw_curves(plt, runs, baseline, styles)}
-    if cells:
+    if len(cells):
         figures["depth.png"] = draw_depth(plt, runs, cells, at_end, styles)
     for name, figure in sorted(figures.items()):
         with atomic_write(out_dir / name, "wb") as f:
@@ -412,24 +412,21 @@ def pictures(out_dir: Path, runs: list[Run], cells: list[dict], at_end: list[dic
 def what(runs: list[Run]) -> str:
     """'pystdlib, 819,200 tokens, width 64': the data of a picture; most of its runs' where they differ."""
     return Counter(f"{Path(r.config['settings']['dataset']).name}, {r.evals[-1]['tokens']:,} tokens, "
-                   f"width {r.config['settings']['n_embd']}" for r in runs if r.done).most_common(1)[0][0]
+                   f"width {r.config['settings']['n_embd']}" for r in runs if r.evals).most_common(1)[0][0]
 
 def draw_depth(plt, runs, cells, at_end, styles):
     """Left: val loss against depth, mean and standard deviation, of cells with the same seeds at each depth. Right: the
     paired difference and its interval."""
     figure, axes = plt.subplots(1, 2, figsize=(12, 4.8), layout="constrained")
-    depths = sorted({c["depth"] for c in cells})
-    left = [{"label": c["label"], "depth": c["depth"], "mean": c["rows"].val_loss.mean(), "bar": c["rows"].val_loss.std()}
-            for c in cells if c["alike"]]
-    right = [p | {"bar": p["high"] - p["mean"]} for p in at_end if p["n"]]
+    depths = sorted({*cells.depth})
+    right = pd.DataFrame([p | {"bar": p["high"] - p["mean"]} for p in at_end if p["n"]], columns=["depth", "label", "mean", "bar", "n"])
     for k, (label, style) in enumerate(styles.items()):
         shift = 0.5 * ((k + 0.5) / len(styles) - 0.5)                   # bars side by side
-        n = [str(p["n"]) for p in right if p["label"] == label]
-        for axis, points in zip(axes, (left, right)):
-            own = [p for p in points if p["label"] == label]
-            axis.errorbar([depths.index(p["depth"]) + shift for p in own], [p["mean"] for p in own],
-                          [0 if math.isnan(p["bar"]) else p["bar"] for p in own], capsize=3, **style,
-                          label=label + (f", n = {', '.join(n)}" if n else ""))
+        n = ", ".join(map(str, right[right.label == label].n))
+        for axis, points in zip(axes, (cells[cells.alike], right)):
+            own = points[points.label == label]
+            axis.errorbar([depths.index(d) + shift for d in own.depth], own["mean"], own.bar.fillna(0), capsize=3, **style,
+                          label=label + (f", n = {n}" if n else ""))
     axes[0].set(ylabel="validation loss, nats a token", title="Validation loss (mean ± sd over the same seeds)")
     axes[1].axhline(0, color="black", linewidth=0.8)
     axes[1].set(ylabel="nats a token", title=f"Difference to {' / '.join(sorted({p['against'] for p in at_end}))}, paired "
@@ -447,30 +444,27 @@ def draw_curves(plt, runs, baseline, styles):
     depths = sorted({r.depth for r in runs})
     figure, axes = plt.subplots(2, len(depths), figsize=(3.5 + 4.2 * len(depths), 7.5), layout="constrained", squeeze=False,
                                 sharex="col")
-    started = any((r.config.get("fingerprint") or {}).get("start") for r in runs)
     lines = {}                                                          # label -> its line, for the legend
     for column, depth in zip(axes.T, depths):
-        there = [r for r in runs if r.depth == depth and r.evals]
+        there = [r for r in runs if r.depth == depth]
         ticks = sorted({x["tokens"] for r in there for x in r.evals})
-        ticks = [x for x in ticks if started or x >= ticks[-1] / 2]
-        above = [{"label": c["label"], "tokens": x, "mean": c["rows"].val_loss.mean(), "bar": c["rows"].val_loss.std()}
-                 for x in ticks for c in means(there, baseline, x) if c["alike"]]
-        below = [p | {"tokens": x, "bar": p["high"] - p["mean"]} for x in ticks
-                 for p in compared(pairs(there, baseline, x)) if p["n"]]
+        ticks = [x for x in ticks if started(runs) or x >= ticks[-1] / 2]
+        above = [c | {"x": x} for x in ticks for c in means(there, baseline, x).to_dict("records") if c["alike"]]
+        below = [p | {"x": x, "bar": p["high"] - p["mean"]} for x in ticks
+                 for p in compared(pairs(there, baseline, x, near=0)) if p["n"]]
         for axis, points in zip(column, (above, below)):
-            for label, style in styles.items():
-                x, y, bar = ([p[name] for p in points if p["label"] == label] for name in ("tokens", "mean", "bar"))
-                if x:
-                    lines[label], = axis.plot(x, y, **style, label=label)
-                    low, high = ([a + sign * (0 if math.isnan(b) else b) for a, b in zip(y, bar)] for sign in (-1, 1))
-                    axis.fill_between(x, low, high, color=style["color"], alpha=0.12, linewidth=0)
+            points = pd.DataFrame(points, columns=["label", "x", "mean", "bar"])
+            for label, own in points.groupby("label", sort=False):
+                lines[label], = axis.plot(own.x, own["mean"], **styles[label], label=label)
+                bar = own.bar.fillna(0)
+                axis.fill_between(own.x, own["mean"] - bar, own["mean"] + bar, color=styles[label]["color"], alpha=0.12,
+                                  linewidth=0)
             axis.grid(alpha=0.3)
         column[0].set(title=f"{depth} layer{'s' * (depth > 1)}")
         column[1].axhline(0, color="black", linewidth=0.8)
         column[1].set(xlabel="tokens")
-    axes[0, 0].set(ylabel="validation loss, nats a token (mean ± sd)")
-    axes[1, 0].set(ylabel="difference to the baseline, paired (mean, 95 % interval)")
-    if any(r.done for r in runs):
-        figure.suptitle(what(runs))
+    axes[0, 0].set(ylabel="val loss, nats a token (mean ± sd)")
+    axes[1, 0].set(ylabel="difference, paired (mean, 95 % interval)")
+    figure.suptitle(what(runs))
     figure.legend(lines.values(), lines, loc="outside right upper", fontsize=8)
     return figure

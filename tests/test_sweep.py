@@ -269,12 +269,14 @@ def test_a_killed_sweep_leaves_no_orphans(data, tmp_path):
             while True:
                 shown.append(os.read(parent, 4096))
     threading.Thread(target=read, daemon=True).start()
-    assert waited(lambda: all(sweep.last_line(out / f"{x}-1x16-s0").get("iter", 0) >= 20 for x in ("block", "wav")))
-    assert waited(lambda: b"block-1x16-s0 loss " in b"".join(shown))
-    assert len(processes_with(out)) == 3
-    process.kill()
-    process.wait()
-    os.close(parent)
+    try:
+        assert waited(lambda: all(sweep.last_line(out / f"{x}-1x16-s0").get("iter", 0) >= 20 for x in ("block", "wav")))
+        assert waited(lambda: b"block-1x16-s0 loss " in b"".join(shown))
+        assert len(processes_with(out)) == 3
+    finally:
+        process.kill()
+        process.wait()
+        os.close(parent)
     assert waited(lambda: not processes_with(out))
     assert json.loads((out / "sweep.json").read_text())["at_tokens"] == "1k"
     reached = [torch.load(out / f"{x}-1x16-s0" / "ckpt.pt", weights_only=True)["iter"] for x in ("block", "wav")]
