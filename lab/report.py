@@ -55,8 +55,8 @@ class Run:
         """The columns of the CSV files by which a reader may group."""
         s, mark = train.DEFAULTS | self.config["settings"], self.config.get("fingerprint") or {}
         router, *own = self.label.split(":")
-        return {"label": self.label, "router": router, "settings": " ".join(own), "depth": self.depth, "seed": self.seed,
-                "n_embd": s["n_embd"], "params": self.config["params"], "dataset": s["dataset"],
+        return {"label": self.label, "router": router, "settings": " ".join(own), "depth": self.depth,
+                "seed": self.seed, "n_embd": s["n_embd"], "params": self.config["params"], "dataset": s["dataset"],
                 "learning_rate": s["learning_rate"], "init_from": s["init_from"],
                 **{name: mark.get(name) for name in ("torch", "device", "dtype")},
                 **{f"{name}_digest": mark.get(name) for name in ("data", "start", "model", "router")},
@@ -64,11 +64,10 @@ class Run:
 
     def row(self) -> dict:
         """Its line of results.csv. tok_per_s is the median of the log's lines, peak_mem_mb their largest, in MiB."""
-        speeds = sorted(x["tok_per_s"] for x in self.steps)
+        steps = pd.DataFrame(self.steps, columns=["tok_per_s", "peak_mem_mb", "elapsed_s"]).astype(float)
         return self.facts() | {name: self.evals[-1].get(name) for name in EVALUATED} | {
-            "tok_per_s": (speeds[(len(speeds) - 1) // 2] + speeds[len(speeds) // 2]) / 2 if speeds else None,
-            "peak_mem_mb": max((x["peak_mem_mb"] or 0 for x in self.steps), default=0) or None,
-            "elapsed_s": self.steps[-1]["elapsed_s"] if self.steps else None}
+            "tok_per_s": steps.tok_per_s.median(), "peak_mem_mb": steps.peak_mem_mb.max(),
+            "elapsed_s": steps.elapsed_s.max()}
 
 EVALUATED = ["iter", "tokens", "val_loss", "val_bpb", "train_loss"]
 
@@ -93,8 +92,10 @@ def read_run(folder: Path) -> Run | None:
                         f"Delete it and run it again.") from None
     label = unquote(name[1].replace("+", ":"))
     if [label.split(":")[0], *map(int, name.groups()[1:])] != [router, depth, width, seed]:
-        raise UserError(f"{folder} is not what it is called: it holds {folder_name(router, depth, width, seed)}. Rename it.")
-    return Run(label, depth, seed, config, [x for x in lines if "val_loss" in x], [x for x in lines if "loss" in x], folder)
+        raise UserError(f"{folder} is not what it is called: it holds {folder_name(router, depth, width, seed)}. "
+                        f"Rename it.")
+    evals, steps = ([x for x in lines if key in x] for key in ("val_loss", "loss"))
+    return Run(label, depth, seed, config, evals, steps, folder)
 
 def read_runs(out_dir: Path) -> tuple[list[Run], list[str]]:
     """Every run in a folder, in the order of the tables, and a sentence for each that cannot be read."""
@@ -174,11 +175,11 @@ def against(label: str, there: set[str], baseline: str) -> str | None:
     """Which label a label is compared with: of the baseline's router, and of what it names itself as much as there is,
     so that wav:learning_rate=1e-3 meets block:learning_rate=1e-3. None for a label that is a baseline itself."""
     router, *own = baseline.split(":")
-    own, theirs = {*own}, {*label.split(":")[1:]}
-    fit = [x for x in sorted(there) if x != label and x.split(":")[0] == router and own <= {*x.split(":")[1:]} <= own | theirs]
-    if fit:
-        return max(fit, key=lambda x: x.count(":"))
-    return None if label.split(":")[0] == router and own <= theirs else baseline
+    most = {*own, *label.split(":")[1:]}
+    def fits(x):
+        return x.split(":")[0] == router and {*own} <= {*x.split(":")[1:]} <= most
+    found = [x for x in sorted(there) if fits(x) and x != label]
+    return max(found, key=lambda x: x.count(":")) if found else None if fits(label) else baseline
 
 def at(run: Run, tokens: int | None, near: float) -> dict | None:
     """A run's evaluation nearest to so many tokens, if it is near enough (a share of them); its last one for None."""
@@ -187,66 +188,63 @@ def at(run: Run, tokens: int | None, near: float) -> dict | None:
     line = min(run.evals, key=lambda x: abs(x["tokens"] - tokens), default=None)
     return line if line and abs(line["tokens"] - tokens) <= near * tokens else None
 
+PAIR = ["depth", "label", "against", "seed", "run", "tokens", "loss", "base", "difference", "why"]
+
 def pairs(runs: list[Run], baseline: str, tokens: int | None = None, near: float = NEAR) -> "pd.DataFrame":
-    """A row for each run that should have its baseline beside it: depth, label, against, seed, tokens, loss, base (the
-    baseline's loss), difference, and why, the reason where there is none. tokens: as of `at`; None: finished runs."""
-    labels, rows = {}, []
-    for r in runs:
+    """A row for each run that should have its baseline beside it. base: the baseline's loss; why: the reason where there
+    is no difference. tokens, near: as of `at`; without them, finished runs count."""
+    labels, there, rows = {}, {}, []
+    for r in sorted(runs, key=lambda r: r.odd is None):                 # of two with one seed the one that is not odd
         labels.setdefault(r.depth, set()).add(r.label)
-    there = {(r.label, r.depth, r.seed): r for r in sorted(runs, key=lambda r: r.odd is None)}
+        there[r.label, r.depth, r.seed] = r
+
+    def why_not(run, base, line, theirs):
+        for r in (run, base):
+            if r and tokens is None and not r.done:
+                return f"{r.folder.name} is not finished"
+        if run.odd or not theirs:
+            return run.odd or f"no {other}"
+        if base.odd:
+            return f"{base.folder.name} is left out itself: {base.odd}"
+        uneven = f"{line['tokens']:,} tokens, not {theirs['tokens']:,}" if line["tokens"] != theirs["tokens"] else None
+        return unlike(run, base) or uneven
+
     for run in runs:
-        other = against(run.label, labels[run.depth], baseline)
-        line, base = at(run, tokens, near), there.get((other, run.depth, run.seed))
-        if other is None or line is None:
-            continue
-        theirs, why = at(base, tokens, near) if base else None, run.odd
-        for r in [run, base]:
-            if not why and r and tokens is None and not r.done:
-                why = f"{r.folder.name} is not finished"
-        if not why:
-            why = (f"no {other}" if not theirs else f"{base.folder.name} is left out itself: {base.odd}" if base.odd else
-                   unlike(run, base) or (theirs["tokens"] != line["tokens"] and
-                                         f"{line['tokens']:,} tokens, not {theirs['tokens']:,}") or None)
-        rows.append({"depth": run.depth, "label": run.label, "against": other, "seed": run.seed, "tokens": line["tokens"],
-                     "loss": line["val_loss"], "base": None if why else theirs["val_loss"],
-                     "difference": math.nan if why else line["val_loss"] - theirs["val_loss"], "why": why, "run": run})
-    return pd.DataFrame(rows, columns=["depth", "label", "against", "seed", "tokens", "loss", "base", "difference",
-                                       "why", "run"])
+        other, line = against(run.label, labels[run.depth], baseline), at(run, tokens, near)
+        if other and line:
+            base = there.get((other, run.depth, run.seed))
+            theirs = base and at(base, tokens, near)
+            why = why_not(run, base, line, theirs)
+            loss, its = line["val_loss"], math.nan if why else theirs["val_loss"]
+            rows.append([run.depth, run.label, other, run.seed, run, line["tokens"], loss, its, loss - its, why])
+    return pd.DataFrame(rows, columns=PAIR)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # statistics
 
 def paired(differences) -> dict:
-    """n differences, one a seed: their mean, standard deviation (n - 1), the 95 % t-interval of the mean, wins (how many
-    are below 0) and `detectable`: the true mean that so many would show, by an interval without 0, in 80 of 100 repeats
-    if they had this standard deviation: t(0.975) + t(0.8) standard errors (Bloom 1995, Evaluation Review 19(5)). What
-    one difference cannot say is NaN."""
+    """n differences, one a seed: their mean, standard deviation (n - 1), the 95 % t-interval of the mean (low, high and
+    bar, half its width), wins (how many are below 0) and `detectable`: the true mean that so many would show, by an
+    interval without 0, in 80 of 100 repeats if they had this standard deviation: t(0.975) + t(0.8) standard errors
+    (Bloom 1995, Evaluation Review 19(5)). What one difference cannot say is NaN."""
     d = pd.Series(list(differences), dtype=float)
-    n, mean, sd = len(d), d.mean(), d.std()
-    error, t = sd / math.sqrt(n) if n else math.nan, stats.t(max(n - 1, 1)).ppf
-    half = t(0.975) * error
-    return {"n": n, "mean": mean, "sd": sd, "low": mean - half, "high": mean + half, "wins": int((d < 0).sum()),
-            "detectable": (t(0.975) + t(0.8)) * error}
+    n, mean, error, t = len(d), d.mean(), d.sem(), stats.t(max(len(d) - 1, 1)).ppf
+    bar = t(0.975) * error
+    return {"n": n, "mean": mean, "sd": d.std(), "low": mean - bar, "high": mean + bar, "bar": bar,
+            "wins": int((d < 0).sum()), "detectable": bar + t(0.8) * error}
 
 def compared(rows: "pd.DataFrame") -> list[dict]:
     """For each depth and label of `pairs`: `paired`, the correlation r of the two losses over seeds (of 3 or more), and
     why pairs are left out."""
     found = []
     for (depth, label, other), group in rows.groupby(["depth", "label", "against"], sort=False):
-        p = group[group.why.isna()]
-        varied = len(p) > 2 and p.loss.std() and p.base.std()
-        found.append({"depth": depth, "label": label, "against": other, "tokens": int(group.tokens.max()),
-                      **paired(p.difference), "r": p.loss.corr(p.base) if varied else math.nan,
-                      "left_out": reasons(group)})
+        p, varied = group[group.why.isna()], group[["loss", "base"]].std().min() > 0
+        why = [" ".join(f"s{seed}" for seed in left.seed) + f": {text}"
+               for text, left in group[group.why.notna()].groupby("why", sort=False)]
+        found.append({"depth": depth, "label": label, "against": other, "tokens": group.tokens.max(),
+                      **paired(p.difference), "r": p.loss.corr(p.base) if varied and len(p) > 2 else math.nan,
+                      "left_out": "; ".join(why)})
     return found
-
-def reasons(group) -> str:
-    """'s1 s2: learning_rate 0.5, not 0.002; s3: no block'"""
-    why = {}
-    for seed, text in zip(group.seed, group.why):
-        if isinstance(text, str):
-            why.setdefault(text, []).append(f"s{seed}")
-    return "; ".join(f"{' '.join(seeds)}: {text}" for text, seeds in why.items())
 
 def trends(rows: "pd.DataFrame") -> list[dict]:
     """How a label's difference changes from its least to its greatest depth: `paired` over the seeds that have both of
@@ -259,8 +257,8 @@ def trends(rows: "pd.DataFrame") -> list[dict]:
         first, last = (by_depth[depth].set_index("seed") for depth in (min(by_depth), max(by_depth)))
         why = unlike(last.run.iloc[0], first.run.iloc[0], one_cell=True)
         change = [] if why else (last.difference - first.difference).dropna()
-        found.append({"label": label, "against": other, "depths": f"{min(by_depth)} to {max(by_depth)}", **paired(change),
-                      "left_out": why or ""})
+        found.append({"label": label, "against": other, "depth": f"{min(by_depth)} to {max(by_depth)}",
+                      **paired(change), "left_out": why or "no seed has both" * (not len(change))})
     return found
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -289,35 +287,35 @@ def paired_cells(p: dict) -> list:
             plain(p.get("r", math.nan), ".2f"), plain(p["detectable"]), p["left_out"]]
 
 def paired_table(found: list[dict], tokens: bool = False) -> str:
-    return table(["router", "against", "layers", *["tokens"] * tokens, *PAIRED],
-                 [[p["label"], p["against"], p["depth"], *[f"{p['tokens']:,}"] * tokens, *paired_cells(p)] for p in found])
+    rows = [[p["label"], p["against"], p["depth"], *([f"{p['tokens']:,}"] if tokens else []), *paired_cells(p)]
+            for p in found]
+    return table(["router", "against", "layers", *["tokens"] * tokens, *PAIRED], rows)
 
 def means(runs: list[Run], baseline: str, tokens: int | None = None) -> "pd.DataFrame":
-    """A row for each depth and label: means and standard deviations over its finished runs (or those that were evaluated
-    after so many tokens) that are not odd. `alike`: they have the seeds of the baseline (else, of the largest cell), so
-    that this mean may be drawn beside the others."""
-    rows = [r.row() | line for r in runs if not r.odd and (r.done or tokens is not None)
-            for line in (r.evals[-1:] if tokens is None else r.evals) if tokens in (None, line["tokens"])]
-    if not rows:
-        return pd.DataFrame()
+    """A row for each depth and label: means and standard deviations over its finished runs (or those evaluated after so
+    many tokens) that are not odd. `like`: the seeds of the baseline (else, of the largest cell); `alike`: this cell has
+    them too, so that its mean may be drawn beside the others."""
+    lines = [r.row() | x for r in runs if not r.odd and (r.done or tokens is not None)
+             for x in (r.evals[-1:] if tokens is None else r.evals) if tokens in (None, x["tokens"])]
     numbers = ["params", "val_loss", "val_bpb", "tok_per_s", "peak_mem_mb"]
-    rows = pd.DataFrame(rows).astype(dict.fromkeys(numbers, float))
-    found = rows.groupby(["depth", "label"], sort=False).agg(
+    lines = pd.DataFrame(lines, columns=["depth", "label", "seed", *numbers]).astype(dict.fromkeys(numbers, float))
+    found = lines.groupby(["depth", "label"], sort=False).agg(
         seeds=("seed", tuple), mean=("val_loss", "mean"), bar=("val_loss", "std"), bits=("val_bpb", "mean"),
-        bits_bar=("val_bpb", "std"), **{name: (name, "mean") for name in numbers if name != "val_bpb"}).reset_index()
-    for depth, cells in found.groupby("depth"):
-        like = cells[cells.label == baseline] if baseline in {*cells.label} else cells
-        found.loc[cells.index, "like"] = pd.Series([max(like.seeds, key=len)] * len(cells), cells.index)
+        bits_bar=("val_bpb", "std"), **{name: (name, "mean") for name in numbers}).reset_index()
+    by_cell = found.set_index(["depth", "label"]).seeds
+    like = {d: by_cell.get((d, baseline)) or max(by_cell[d], key=len) for d in {*found.depth}}
+    found["like"] = [like[d] for d in found.depth]
     return found.assign(alike=found.seeds == found.like)
 
 def mean_table(cells: "pd.DataFrame", runs: list[Run]) -> str:
-    head = ["router", "layers", "seeds", "parameters", "val loss", "bits a byte", "tok/s", "peak MiB", "left out"]
     rows = []
     for c in cells.itertuples():
         notes = [f"{r.folder.name}: {r.odd}" for r in runs if r.odd and (r.label, r.depth) == (c.label, c.depth)]
         notes += [] if c.alike else [f"other seeds than {' '.join(map(str, c.like))}: see the pairs"]
         rows.append([c.label, c.depth, " ".join(map(str, c.seeds)), plain(c.params, ",.0f"), spread(c.mean, c.bar),
-                     spread(c.bits, c.bits_bar), plain(c.tok_per_s, ",.0f"), plain(c.peak_mem_mb, ",.0f"), "; ".join(notes)])
+                     spread(c.bits, c.bits_bar), plain(c.tok_per_s, ",.0f"), plain(c.peak_mem_mb, ",.0f"),
+                     "; ".join(notes)])
+    head = ["router", "layers", "seeds", "parameters", "val loss", "bits a byte", "tok/s", "peak MiB", "left out"]
     return table(head, rows)
 
 def milestones(text: str | None) -> list[int] | str:
@@ -353,28 +351,25 @@ def report(out_dir: Path, baseline: str, at_tokens: str | None) -> str:
         parts.append("Mean ± standard deviation over seeds, at the end of training.\n\n" + mean_table(cells, runs))
     if before:
         parts.append("Iteration 0, before any training: what the weights of --init_from are worth with each router.\n\n"
-                     + mean_table(means(runs, baseline, 0), runs) + "\nThe differences there, paired by seed.\n\n"
-                     + paired_table(before))
+                     + mean_table(means(runs, baseline, 0), runs)
+                     + "\nThe differences there, paired by seed.\n\n" + paired_table(before))
     if at_end:
-        parts.append(
-            "Val loss minus that of the baseline, in nats a token (below 0 is better), paired by seed: the mean of n "
-            "differences, its 95 % t-interval, their standard deviation, how many are below 0, and r, the correlation "
-            "of the two losses over seeds. Detectable: the true difference that n such pairs would show, by an interval "
-            "without 0, in 80 of 100 repeats.\n\n" + paired_table(at_end))
+        parts.append("Val loss minus that of the baseline, in nats a token (below 0 is better), paired by seed: the "
+                     "mean of n differences, its 95 % t-interval, their standard deviation, how many are below 0, and "
+                     "r, the correlation of the two losses over seeds. Detectable: the true difference that n such "
+                     "pairs would show, by an interval without 0, in 80 of 100 repeats.\n\n" + paired_table(at_end))
     if trend:
-        parts.append("Does it change with depth? The difference at the greatest depth minus that at the least, paired by "
-                     "seed: below 0, a gain grows.\n\n" + table(["router", "against", "layers", *PAIRED], [
-                         [p["label"], p["against"], p["depths"], *paired_cells(p)] for p in trend]))
+        parts.append("Does it change with depth? The difference at the greatest depth minus that at the least, paired "
+                     "by seed: below 0, a gain grows.\n\n" + paired_table(trend))
     if on_the_way:
         parts.append("The same on the way, at the evaluation nearest to so many tokens.\n\n"
                      + paired_table(on_the_way, tokens=True))
     if n := sum(p["n"] > 1 for p in [*before, *at_end, *trend, *on_the_way]):
-        notes.append(f"{n} intervals of 95 % are shown. If no router made a difference, {0.05 * n:.1f} of them would be "
-                     "without 0 by chance.")
-    for p in at_end:
-        if p["label"].split(":")[0] == p["against"].split(":")[0] and named(p["label"]) <= {*NO_MATTER}:
-            notes.append(f"{p['label']} against {p['against']} at {p['depth']} layers is one rule computed in two ways: "
-                         f"what rounding alone does.")
+        notes.append(f"{n} intervals of 95 % are shown. If no router made a difference, {0.05 * n:.1f} of them would "
+                     f"be without 0 by chance.")
+    notes += [f"{p['label']} against {p['against']} at {p['depth']} layers is one rule computed in two ways: what "
+              f"rounding alone does." for p in at_end if p["label"].split(":")[0] == p["against"].split(":")[0]
+              and named(p["label"]) - named(p["against"]) <= {*NO_MATTER}]
     notes += [f"{r.folder.name} is not finished: iteration {r.evals[-1]['iter'] if r.evals else 0} of "
               f"{r.config['settings']['max_iters']}." for r in runs if not r.done]
     text = "\n".join(parts + (["\n".join(f"- {note}" for note in notes) + "\n"] if notes else []))
@@ -402,7 +397,7 @@ def pictures(out_dir: Path, runs: list[Run], cells: list[dict], at_end: list[dic
               for i, label in enumerate(sorted({r.label for r in runs}, key=order))}
     figures = {"curves.png": draw_curves(plt, runs, baseline, styles)}
     if len(cells):
-        figures["depth.png"] = draw_depth(plt, runs, cells, at_end, styles)
+        figures["depth.png"] = draw_depth(plt, runs, cells, at_end, baseline, styles)
     for name, figure in sorted(figures.items()):
         with atomic_write(out_dir / name, "wb") as f:
             figure.savefig(f, dpi=110, format="png")
@@ -414,23 +409,22 @@ def what(runs: list[Run]) -> str:
     return Counter(f"{Path(r.config['settings']['dataset']).name}, {r.evals[-1]['tokens']:,} tokens, "
                    f"width {r.config['settings']['n_embd']}" for r in runs if r.evals).most_common(1)[0][0]
 
-def draw_depth(plt, runs, cells, at_end, styles):
+def draw_depth(plt, runs, cells, at_end, baseline, styles):
     """Left: val loss against depth, mean and standard deviation, of cells with the same seeds at each depth. Right: the
     paired difference and its interval."""
     figure, axes = plt.subplots(1, 2, figsize=(12, 4.8), layout="constrained")
     depths = sorted({*cells.depth})
-    right = pd.DataFrame([p | {"bar": p["high"] - p["mean"]} for p in at_end if p["n"]], columns=["depth", "label", "mean", "bar", "n"])
+    right = pd.DataFrame([p for p in at_end if p["n"]], columns=["depth", "label", "mean", "bar", "n"])
     for k, (label, style) in enumerate(styles.items()):
         shift = 0.5 * ((k + 0.5) / len(styles) - 0.5)                   # bars side by side
         n = ", ".join(map(str, right[right.label == label].n))
         for axis, points in zip(axes, (cells[cells.alike], right)):
             own = points[points.label == label]
-            axis.errorbar([depths.index(d) + shift for d in own.depth], own["mean"], own.bar.fillna(0), capsize=3, **style,
-                          label=label + (f", n = {n}" if n else ""))
+            axis.errorbar([depths.index(d) + shift for d in own.depth], own["mean"], own.bar.fillna(0), capsize=3,
+                          label=label + (f", n = {n}" if n else ""), **style)
     axes[0].set(ylabel="validation loss, nats a token", title="Validation loss (mean ± sd over the same seeds)")
     axes[1].axhline(0, color="black", linewidth=0.8)
-    axes[1].set(ylabel="nats a token", title=f"Difference to {' / '.join(sorted({p['against'] for p in at_end}))}, paired "
-                                             "(mean, 95 % interval)")
+    axes[1].set(ylabel="nats a token", title=f"Difference to {baseline}, paired (mean, 95 % interval)")
     for axis in axes:
         axis.set(xlabel="layers", xticks=range(len(depths)), xticklabels=depths, xlim=(-0.5, len(depths) - 0.5))
         axis.grid(alpha=0.3)
@@ -442,16 +436,15 @@ def draw_curves(plt, runs, baseline, styles):
     """A column for each depth, the second half of training (all of it, where runs start from a checkpoint). Above: val
     loss, mean and standard deviation, of cells with the same seeds. Below: the paired difference and its interval."""
     depths = sorted({r.depth for r in runs})
-    figure, axes = plt.subplots(2, len(depths), figsize=(3.5 + 4.2 * len(depths), 7.5), layout="constrained", squeeze=False,
-                                sharex="col")
+    figure, axes = plt.subplots(2, len(depths), figsize=(3.5 + 4.2 * len(depths), 7.5), layout="constrained",
+                                squeeze=False, sharex="col")
     lines = {}                                                          # label -> its line, for the legend
     for column, depth in zip(axes.T, depths):
         there = [r for r in runs if r.depth == depth]
         ticks = sorted({x["tokens"] for r in there for x in r.evals})
         ticks = [x for x in ticks if started(runs) or x >= ticks[-1] / 2]
         above = [c | {"x": x} for x in ticks for c in means(there, baseline, x).to_dict("records") if c["alike"]]
-        below = [p | {"x": x, "bar": p["high"] - p["mean"]} for x in ticks
-                 for p in compared(pairs(there, baseline, x, near=0)) if p["n"]]
+        below = [p | {"x": x} for x in ticks for p in compared(pairs(there, baseline, x, near=0)) if p["n"]]
         for axis, points in zip(column, (above, below)):
             points = pd.DataFrame(points, columns=["label", "x", "mean", "bar"])
             for label, own in points.groupby("label", sort=False):

@@ -1,7 +1,7 @@
 """Depth x router x seed: train every cell, then one table, paired differences and pictures (report.py).
 
     python -m lab.sweep --routers residual,block,rd,delta_block,wav --depths 12,24,48 --seeds 0,1,2 --max_iters 1000
-    python -m lab.sweep configs/sweep_rd_gpu.toml --jobs 2      # a file of settings, then flags; any flag of train.py goes
+    python -m lab.sweep configs/sweep_rd_gpu.toml --jobs 2      # a file of settings, then flags; any of train.py's goes
     python -m lab.sweep --vary learning_rate=1e-3,2e-3 --vary n_blocks=n_layer/2,8      # every router with each of them
     python -m lab.sweep --init_from 'out/residual-12x64-s{seed}' --depths 12 --routers residual,delta:route_gate=0 \\
       --baseline residual                                       # conversions, each from the run of its own seed
@@ -34,7 +34,8 @@ import torch
 from tqdm import tqdm
 
 import train
-from lab.report import folder_name, milestones, needed, read_run, report, shown, signed, table  # noqa: F401
+from lab.report import FINGERPRINT, folder_name, milestones, needed, read_run, report, shown
+from lab.report import signed, table    # noqa: F401: lab.routing has them from here
 from nanodepth.files import UserError, atomic_write, check_named, lock, router_name, run
 from nanodepth.runs import NO_MATTER, Stop, code_digests, data_facts, iter_of
 from nanodepth.settings import Parser, comments
@@ -46,7 +47,7 @@ class SweepConfig:
     routers: str = "residual,block,rd,delta_block,wav"  # cells, with commas: ROUTER, or ROUTER:setting=value:...
     depths: str = "12,24,48"             # layers, with commas
     seeds: str = "0,1,2"                 # seeds, with commas; two cells with the same seed are a pair
-    vary: str = ""                       # setting=value,value: every cell with each; several with spaces, or given again
+    vary: str = ""                       # setting=value,value: every cell with each; more after a space, or given again
     baseline: str = "block"              # the cell that the others are compared with, seed by seed
     at_tokens: str | None = None         # compare also after so many tokens: 0.5M,2M, or all evaluations
     jobs: int = 1                        # runs at a time, each on a card of its own, or on its share of the cores
@@ -157,36 +158,41 @@ def plan(sweep: SweepConfig, given: dict) -> list[Cell]:
 # ---------------------------------------------------------------------------------------------------------------------
 # what is there already
 
-def refused(cell: Cell, config: dict, digests: dict) -> str | None:
-    """Why a run that is there is not the one that was asked for, as a sentence."""
+def refused(cell: Cell, config: dict, code: dict) -> str | None:
+    """Why a run that is there is not the one that was asked for, as a sentence. code: the digests of today's."""
     was, mark = train.DEFAULTS | config["settings"], config.get("fingerprint")
     name = next((k for k, v in cell.settings.items() if k not in NO_MATTER and was.get(k, v) != v), None)
     if name:
-        return f"was trained with {flag(name, was[name])}, not {cell.settings[name]}. Give that flag, or another --out_dir."
+        return (f"was trained with {flag(name, was[name])}, not {cell.settings[name]}. Give that flag, or another "
+                f"--out_dir.")
     if not mark:
         return "was trained by an older version, which left no fingerprint. Give another --out_dir."
     own = cell.settings["router"], cell.settings["router_sha256"]
-    if own not in digests:
-        digests[own] = code_digests(own[0], ROUTERS, train.CODE, own[1])[0]
-    if mark["router"] != digests[own]:
+    if mark.get("router") != code[own][0]:
         return f"was trained with {own[0]} as it was before a change. Give another --out_dir, or delete the folder."
-    if mark["start"] != cell.weights:
+    if mark.get("start") != cell.weights:
         return f"did not start from the weights of --init_from {cell.start} as they are now. Give another --out_dir."
 
 def todo(cells: list[Cell]) -> list[Cell]:
     """The cells that are not done. UserError when a run that is there is not the one that was asked for."""
-    there, digests = {cell.folder: read_run(cell.folder) for cell in cells}, {}
-    for cell in cells:
-        if there[cell.folder] and (why := refused(cell, there[cell.folder].config, digests)):
+    there = {cell.folder: run for cell in cells if (run := read_run(cell.folder))}
+    own = {(cell.settings["router"], cell.settings["router_sha256"]) for cell in cells}
+    code = {(name, sha): code_digests(name, ROUTERS, train.CODE, sha) for name, sha in own}
+    today = {"model": next(iter(code.values()))[1], "torch": str(torch.__version__)}
+    found = [(cell, there[cell.folder]) for cell in cells if cell.folder in there]
+    for cell, run in found:
+        if why := refused(cell, run.config, code):
             raise UserError(f"{cell.folder} {why}")
-    left = [cell for cell in cells if not (there[cell.folder] and there[cell.folder].done)]
+    left = [cell for cell in cells if not (cell.folder in there and there[cell.folder].done)]
     for name, tokenizer in {(cell.settings["dataset"], cell.settings["tokenizer"]): None for cell in left}:
         data = data_facts(train.open_data(name, tokenizer))["digest"]   # a sentence; or the built-in corpus, made once
-        for cell in cells:
-            run = there[cell.folder]
-            if run and cell.settings["dataset"] == name and (was := run.config["fingerprint"]["data"]) != data:
+        for cell, run in found:
+            if cell.settings["dataset"] == name and (was := run.config["fingerprint"]["data"]) != data:
                 raise UserError(f"{cell.folder} was trained on other data than {name} is now (digest {shown(was)}, not "
                                 f"{shown(data)}). Give another --out_dir.")
+    for name, now in today.items():
+        if left and (n := sum(run.config["fingerprint"].get(name) != now for _, run in found)):
+            print(f"note: {n} of the runs there have another {FINGERPRINT[name]}: no pairs with what comes now")
     return left
 
 def last_line(folder: Path) -> dict:
@@ -214,16 +220,17 @@ def command(cell: Cell) -> list[str]:
 def place(slot: int, jobs: int, device: str) -> dict:
     """The environment of the run in this slot: a card of its own (in turn), or its share of the cores."""
     env = dict(os.environ)
-    cards = env["CUDA_VISIBLE_DEVICES"].split(",") if env.get("CUDA_VISIBLE_DEVICES") else range(torch.cuda.device_count())
-    if jobs > 1 and device in ("auto", "cuda") and len(cards):
-        env["CUDA_VISIBLE_DEVICES"] = str(cards[slot % len(cards)])
+    named = env.get("CUDA_VISIBLE_DEVICES")
+    cards = named.split(",") if named else [str(i) for i in range(torch.cuda.device_count())]
+    if jobs > 1 and device in ("auto", "cuda") and cards:
+        env["CUDA_VISIBLE_DEVICES"] = cards[slot % len(cards)]
     if jobs > 1:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         env.setdefault("OMP_NUM_THREADS", str(max(1, cores // jobs)))
     return env
 
 class Job:
-    """A cell's run, in a process of its own. What that says is in output.txt in the run's folder, and stays if it fails."""
+    """A cell's run, in a process of its own. What it says is in output.txt in its folder, and stays when it fails."""
 
     def __init__(self, cell: Cell, held: lock, slot: int, jobs: int):
         self.cell, self.held, self.slot, self.since = cell, held, slot, time.time()
@@ -272,7 +279,7 @@ def end(running: list[Job]) -> None:
         running.clear()
 
 def run_cells(cells: list[Cell], waiting: list[Cell], jobs: int) -> dict[str, str]:
-    """Run the cells that are waiting, `jobs` at a time. Returns the sentence of each failed run, by its folder's name."""
+    """Run the waiting cells, `jobs` at a time. Returns the sentence of each failed run, by its folder's name."""
     running, failed, finished = [], {}, len(cells) - len(waiting)
     total, begun, began, drawn = sum(cell.work for cell in cells), progress(cells), time.time(), 0.0
     if finished:
@@ -333,8 +340,8 @@ def run_cells(cells: list[Cell], waiting: list[Cell], jobs: int) -> dict[str, st
         except KeyboardInterrupt:
             end(running)
             again = shlex.join(["python", "-m", "lab.sweep", *sys.argv[1:]])
-            raise KeyboardInterrupt(f"stopped: {finished} of {len(cells)} runs are done, and what was running has saved. "
-                                    f"The same command goes on:\n    {again}") from None
+            raise KeyboardInterrupt(f"stopped: {finished} of {len(cells)} runs are done, and what was running has "
+                                    f"saved. The same command goes on:\n    {again}") from None
         finally:
             end(running)
 
@@ -345,16 +352,17 @@ def read_settings(argv) -> tuple[SweepConfig, dict]:
     refused = {one: f"--{one} differs from run to run here: give --{many}." for one, many in SET_BY_THE_SWEEP.items()}
     refused["block_size"] = ("--block_size is --seq_len here: the context length is --seq_len, and block means a depth "
                              "block (--n_blocks).")
-    parser = Parser(prog="python -m lab.sweep", description="Depth x router x seed: train all, then one table.", refused=refused)
+    parser = Parser(prog="python -m lab.sweep", refused=refused,
+                    description="Depth x router x seed: train all, then one table.")
     parser.add_argument("config", nargs="?", metavar="CONFIG.toml", help="settings, the sweep's and train.py's")
     own = [f.name for f in fields(SweepConfig)]
     parser.add_fields(SweepConfig, skip=["vary"])
-    parser.add_argument("--vary", action="extend", nargs=1, default=argparse.SUPPRESS, metavar="SETTING=VALUE,VALUE", help=comments(SweepConfig)["vary"])
+    parser.add_argument("--vary", action="append", default=argparse.SUPPRESS, help=comments(SweepConfig)["vary"])
     parser.add_fields(train.TrainConfig, skip=[*own, *SET_BY_THE_SWEEP, "eval_only"])
     parser.add_fields(GPTConfig, skip=[*own, *SET_BY_THE_SWEEP, *(f.name for f in fields(train.TrainConfig))])
     flags = vars(parser.parse_args(argv))
     config = flags.pop("config")
-    parser.kinds["vary"] = str
+    parser.kinds["vary"] = str                                          # in a file; as a flag it may come twice
     if "vary" in flags:
         flags["vary"] = " ".join(flags["vary"])
     given = (parser.read_toml(config) if config else {}) | flags

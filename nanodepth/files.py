@@ -129,7 +129,7 @@ def own_router(name: str, routers: dict) -> str | None:
     try:
         code = Path(path).read_bytes()
         digest = hashlib.sha256(code).hexdigest()
-        if getattr(routers.get(name), "digest", None) == digest:        # it has run already, as for another cell of a sweep
+        if getattr(routers.get(name), "digest", None) == digest:        # it has run already, for another cell
             return digest
         spec = importlib.util.spec_from_file_location(Path(path).stem, path)
         module = importlib.util.module_from_spec(spec)

@@ -1,4 +1,4 @@
-"""report.py: what is no pair is left out and said, the statistics against scipy and numpy, the tables against the CSV."""
+"""report.py: what is no pair is left out and said; statistics against scipy and numpy; tables against the CSV."""
 import json
 import math
 import shutil
@@ -78,7 +78,8 @@ def test_detectable_is_shown_in_80_of_100_repeats():
 
 def frame(loss, base, depth=4):
     return pd.DataFrame([{"depth": depth, "label": "wav", "against": "block", "seed": i, "tokens": 100, "loss": a,
-                          "base": b, "difference": a - b, "why": None, "run": None} for i, (a, b) in enumerate(zip(loss, base))])
+                          "base": b, "difference": a - b, "why": None, "run": None}
+                         for i, (a, b) in enumerate(zip(loss, base))])
 
 def test_correlation_of_pairs():
     loss, base = [1.3, 1.5, 1.45, 1.2], [1.5, 1.6, 1.4, 1.3]
@@ -104,9 +105,9 @@ def test_the_trend_over_depth_is_paired_by_seed(runs):
 def test_tables_and_csv(runs):
     text = tell(runs, "--at_tokens", "1k,5k")
     frame = pd.read_csv(runs / "results.csv")
-    assert list(zip(frame.label, frame.seed)) == [("block", 0), ("block", 1), ("block", 2), ("wav", 0), ("wav", 1), ("wav", 2)]
-    first = {"label": "block", "router": "block", "depth": 4, "seed": 0, "n_embd": 16, "params": 1004, "dataset": "tiny",
-             "iter": 20, "tokens": 2000, "val_loss": 1.5, "tok_per_s": 50.0, "peak_mem_mb": 300.0, "elapsed_s": 7.0,
+    assert list(zip(frame.label, frame.seed)) == [(label, seed) for label in ("block", "wav") for seed in range(3)]
+    first = {"label": "block", "router": "block", "depth": 4, "seed": 0, "n_embd": 16, "params": 1004,
+             "dataset": "tiny", "iter": 20, "tokens": 2000, "val_loss": 1.5, "tok_per_s": 50.0, "peak_mem_mb": 300.0, "elapsed_s": 7.0,
              "torch": "2.13.0", "device": "cpu", "dtype": "float32", "data_digest": "d" * 32, "run": "block-4x16-s0"}
     assert first.items() <= frame.iloc[0].to_dict().items()
     assert frame.iloc[0].val_bpb == pytest.approx(1.5 / math.log(2), rel=1e-12)
@@ -116,8 +117,8 @@ def test_tables_and_csv(runs):
     block, wav = (frame[frame.label == label].val_loss.to_numpy() for label in ("block", "wav"))
     bits = [f"{np.mean(x) / math.log(2):.4f} ± {np.std(x, ddof=1) / math.log(2):.4f}" for x in (block, wav)]
     assert rows_of(text, "Mean ±") == [
-        ["block", "4", "0 1 2", "1,004", f"{np.mean(block):.4f} ± {np.std(block, ddof=1):.4f}", bits[0], "51", "301", ""],
-        ["wav", "4", "0 1 2", "1,004", f"{np.mean(wav):.4f} ± {np.std(wav, ddof=1):.4f}", bits[1], "51", "301", ""]]
+        [label, "4", "0 1 2", "1,004", f"{np.mean(x):.4f} ± {np.std(x, ddof=1):.4f}", bit, "51", "301", ""]
+        for label, x, bit in zip(("block", "wav"), (block, wav), bits)]
     interval = stats.ttest_rel(wav, block).confidence_interval(0.95)
     got = row(text, "wav")
     assert got["difference"] == f"{np.mean(wav - block):+.4f}" and got["left out"] == "" and got["n"] == "3"
@@ -218,7 +219,8 @@ def test_a_cell_s_runs_have_one_router_s_code(runs):
 def test_what_may_differ(runs):
     """What a label names, and what changes no number; every seed may start from weights of its own."""
     for seed in range(3):
-        fake_run(runs, "rd:rd_control=tied:learning_rate=0.1", 4, seed, BLOCK[seed], rd_control="tied", learning_rate=0.1)
+        fake_run(runs, "rd:rd_control=tied:learning_rate=0.1", 4, seed, BLOCK[seed], rd_control="tied",
+                 learning_rate=0.1)
         fake_run(runs, "block:plain_read=true", 4, seed, BLOCK[seed], plain_read=True, log_interval=7, compile=True)
     text = tell(runs)
     for label in ("rd:rd_control=tied:learning_rate=0.1", "block:plain_read=true"):
@@ -226,7 +228,8 @@ def test_what_may_differ(runs):
     assert "block:plain_read=true against block at 4 layers is one rule computed in two ways" in text
     for seed in range(3):
         for label, losses in (("block", BLOCK), ("wav", WAV)):
-            fake_run(runs / "started", label, 4, seed, losses[seed], mark={"start": f"{seed}" * 32}, init_from=f"b{seed}")
+            fake_run(runs / "started", label, 4, seed, losses[seed], mark={"start": f"{seed}" * 32},
+                     init_from=f"b{seed}")
     text = tell(runs / "started")
     assert row(text, "wav")["n"] == row(text, "wav", "The differences there")["n"] == "3"
 
@@ -244,7 +247,8 @@ def test_every_setting_is_compared(tmp_path):
 @pytest.mark.parametrize("label, there, baseline, want", [
     ("wav", "block wav", "block", "block"),
     ("block", "block wav", "block", None),
-    ("wav:learning_rate=1e-3", "block block:learning_rate=1e-3 block:learning_rate=4e-3", "block", "block:learning_rate=1e-3"),
+    ("wav:learning_rate=1e-3", "block block:learning_rate=1e-3 block:learning_rate=4e-3", "block",
+     "block:learning_rate=1e-3"),
     ("wav:learning_rate=2e-3", "block block:learning_rate=1e-3", "block", "block"),
     ("wav:details=split:learning_rate=1e-3", "block block:learning_rate=1e-3", "block", "block:learning_rate=1e-3"),
     ("block:learning_rate=1e-3", "block:learning_rate=1e-3 wav", "block", None),

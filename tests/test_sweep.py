@@ -98,8 +98,9 @@ def test_any_setting_is_an_axis(tmp_path):
     (tmp_path / "x.toml").write_text("vary = 'learning_rate=1e-3,2e-3'")
     assert sweep.read_settings([str(tmp_path / "x.toml")])[0].vary == "learning_rate=1e-3,2e-3"
 
-@pytest.mark.parametrize("text, want", [("n_layer/2", "6"), ("n_layer", "12"), ("n_layer*16", "192"), ("n_layer-4", "8"),
-                                        ("n_layer+1", "13"), ("7", "7"), ("n_layer/2/2", "n_layer/2/2"), ("tied", "tied")])
+@pytest.mark.parametrize("text, want", [
+    ("n_layer/2", "6"), ("n_layer", "12"), ("n_layer*16", "192"), ("n_layer-4", "8"), ("n_layer+1", "13"), ("7", "7"),
+    ("n_layer/2/2", "n_layer/2/2"), ("tied", "tied")])
 def test_values_by_depth(text, want):
     assert sweep.reckoned(text, 12) == want
 
@@ -145,7 +146,7 @@ def test_a_run_without_a_checkpoint_is_done(there):
     (None, {}, "was trained by an older version, which left no fingerprint."),
     ({"data": "0" * 32}, {}, "was trained on other data than"),
     ({"start": "0" * 32}, {}, "did not start from the weights of --init_from scratch as they are now."),
-    ({}, {"learning_rate": 0.5}, "was trained with --learning_rate=0.5, not 0.002. Give that flag, or another --out_dir."),
+    ({}, {"learning_rate": 0.5}, "was trained with --learning_rate=0.5, not 0.002. Give that flag, or another"),
 ], ids=["router", "older", "data", "start", "setting"])
 def test_a_run_that_is_another_is_refused(there, mark, settings, message):
     with pytest.raises(UserError) as e:
@@ -229,6 +230,7 @@ def test_an_interrupted_sweep_goes_on(data, tmp_path, capsys):
     assert "[1/1] block-1x16-s0: val loss" in capsys.readouterr().out
     assert [x["iter"] for x in log(run) if "val_loss" in x] == [0, 250, 300]
     assert not list(run.glob("old*"))                                   # it was resumed, not begun again
+    assert json.loads((run / "config.json").read_text())["fingerprint"]["changed"] == []    # so it is a pair still
 
 SWEEP = [sys.executable, "-m", "lab.sweep"]
 
@@ -257,8 +259,8 @@ def test_a_killed_sweep_leaves_no_orphans(data, tmp_path):
     import pty
     import termios
     out = tmp_path / "s"
-    flags = ["--routers", "block,wav", "--depths", "1", "--seeds", "0", "--dataset", data, "--out_dir", out, "--jobs", "2",
-             "--at_tokens", "1k", "--max_iters", "20000", "--eval_interval", "20000", "--log_interval", "10", *SMALL]
+    flags = ["--routers", "block,wav", "--depths", "1", "--seeds", "0", "--dataset", data, "--out_dir", out,
+             "--jobs", "2", "--at_tokens", "1k", "--max_iters", "20000", "--eval_interval", "20000", "--log_interval", "10", *SMALL]
     parent, child = pty.openpty()
     termios.tcsetwinsize(child, (24, 200))
     process = subprocess.Popen([*SWEEP, *map(str, flags)], cwd=ROOT, stderr=child, stdout=subprocess.DEVNULL)
@@ -290,8 +292,9 @@ def test_two_sweeps_share_the_cells(data, tmp_path):
     by_hand = subprocess.Popen([sys.executable, ROOT / "train.py", "--router", "block", "--n_layer", "1", "--seed", "0",
                                 "--out_dir", out / "block-1x16-s0", *flags], stdout=subprocess.DEVNULL)
     assert waited(lambda: (out / "block-1x16-s0" / "config.json").exists())
-    both = [subprocess.Popen([*SWEEP, "--routers", "block,wav", "--depths", "1", "--seeds", "0,1", "--out_dir", out, *flags],
-                             cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for _ in range(2)]
+    command = [*SWEEP, "--routers", "block,wav", "--depths", "1", "--seeds", "0,1", "--out_dir", out, *flags]
+    both = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            for _ in range(2)]
     said = [process.communicate(timeout=300)[0] for process in both]
     assert by_hand.wait() == 0 and [process.returncode for process in both] == [0, 0], said
     assert all("failed" not in text and "| wav | block | 1 | 2 |" in text for text in said)
@@ -302,9 +305,10 @@ def test_two_sweeps_share_the_cells(data, tmp_path):
 def test_cells_that_start_from_other_runs(data, tmp_path, monkeypatch, capsys):
     """{seed} in --init_from is the cell's own, and iteration 0 says what the weights are worth with each router."""
     for seed in (0, 1):
-        go("--dataset", data, "--router", "residual", "--seed", seed, "--max_iters", 5, "--out_dir", tmp_path / f"b{seed}")
-    flags = ["--routers", "residual,block,delta:route_gate=0", "--depths", "2", "--seeds", "0,1", "--baseline", "residual",
-             "--max_iters", "0", "--dataset", data, "--out_dir", str(tmp_path / "s"), *SMALL]
+        go("--dataset", data, "--router", "residual", "--seed", seed, "--max_iters", 5, "--out_dir",
+           tmp_path / f"b{seed}")
+    flags = ["--routers", "residual,block,delta:route_gate=0", "--depths", "2", "--seeds", "0,1",
+             "--baseline", "residual", "--max_iters", "0", "--dataset", data, "--out_dir", str(tmp_path / "s"), *SMALL]
     monkeypatch.setattr(sweep, "subprocess", types.SimpleNamespace(Popen=InProcess, PIPE=None, STDOUT=None))
     sweep.main([*flags, "--init_from", str(tmp_path / "b{seed}")])
     text = capsys.readouterr().out

@@ -53,9 +53,10 @@ def fake_run(folder, label, depth, seed, losses, max_iters=None, every=10, mark=
                           "max_iters": max_iters or iters[-1]} | settings
     path = folder / f"{label.replace(':', '+')}-{depth}x{s['n_embd']}-s{seed}"
     path.mkdir(parents=True, exist_ok=True)
-    fingerprint = {"data": "d" * 32, "start": None, "torch": "2.13.0", "dtype": "float32", "device": "cpu", "changed": [],
-                   "model": "b" * 16, "router": digest(router)}
-    config = {"settings": s, "model": {"n_blocks": min(8, depth)}, "params": 1000 + depth, "tokens_per_step": tokens_per_step}
+    fingerprint = {"data": "d" * 32, "start": None, "torch": "2.13.0", "dtype": "float32", "device": "cpu",
+                   "changed": [], "model": "b" * 16, "router": digest(router)}
+    config = {"settings": s, "model": {"n_blocks": min(8, depth)}, "params": 1000 + depth,
+              "tokens_per_step": tokens_per_step}
     if mark is not None:
         config["fingerprint"] = fingerprint | dict(mark)
     (path / "config.json").write_text(json.dumps(config))
@@ -71,4 +72,5 @@ def digest(text: str) -> str:
 def rows_of(text, title) -> list[list[str]]:
     """The cells of the first table under a line that begins with `title`."""
     part = next(x for x in text[text.index(title):].split("\n\n")[1:] if x.startswith("|"))
-    return [[x.strip() for x in line.strip()[1:-1].split("|")] for line in part.splitlines()[2:] if line.startswith("|")]
+    lines = [line.strip() for line in part.splitlines()[2:] if line.startswith("|")]
+    return [[x.strip() for x in line[1:-1].split("|")] for line in lines]
