@@ -191,8 +191,8 @@ def at(run: Run, tokens: int | None, near: float) -> dict | None:
 PAIR = ["depth", "label", "against", "seed", "run", "tokens", "loss", "base", "difference", "why"]
 
 def pairs(runs: list[Run], baseline: str, tokens: int | None = None, near: float = NEAR) -> "pd.DataFrame":
-    """A row for each run that should have its baseline beside it. base: the baseline's loss; why: the reason where there
-    is no difference. tokens, near: as of `at`; without them, finished runs count."""
+    """A row for each run that should have its baseline beside it. base: the baseline's loss; why: the reason where
+    there is no difference. tokens, near: as of `at`; without them, finished runs count."""
     labels, there, rows = {}, {}, []
     for r in sorted(runs, key=lambda r: r.odd is None):                 # of two with one seed the one that is not odd
         labels.setdefault(r.depth, set()).add(r.label)
@@ -322,11 +322,12 @@ def milestones(text: str | None) -> list[int] | str:
     """'0.5M,2M' -> [500000, 2000000]; 'all' stays."""
     return text or [] if text in (None, "", "all") else [amount(x.strip(), "--at_tokens") for x in text.split(",")]
 
-def report(out_dir: Path, baseline: str, at_tokens: str | None) -> str:
-    """Write results.csv, evaluations.csv, pairs.csv, results.md and the pictures of the runs in out_dir; returns the
-    tables."""
+def report(out_dir: Path, baseline: str, at_tokens: str | None, only: set[str] | None = None) -> str:
+    """Write results.csv, evaluations.csv, pairs.csv, results.md and the pictures of the runs in out_dir, or of those
+    with these labels alone; returns the tables."""
     needed()
     runs, notes = read_runs(out_dir)
+    runs = [r for r in runs if only is None or r.label in only]
     if not runs:
         raise UserError(notes[0] if notes else f"there are no runs in {out_dir}.")
     points = milestones(at_tokens)
@@ -365,7 +366,7 @@ def report(out_dir: Path, baseline: str, at_tokens: str | None) -> str:
         parts.append("The same on the way, at the evaluation nearest to so many tokens.\n\n"
                      + paired_table(on_the_way, tokens=True))
     if n := sum(p["n"] > 1 for p in [*before, *at_end, *trend, *on_the_way]):
-        notes.append(f"{n} intervals of 95 % are shown. If no router made a difference, {0.05 * n:.1f} of them would "
+        notes.append(f"Intervals of 95 % shown: {n}. If no router made a difference, {0.05 * n:.1f} of them would "
                      f"be without 0 by chance.")
     notes += [f"{p['label']} against {p['against']} at {p['depth']} layers is one rule computed in two ways: what "
               f"rounding alone does." for p in at_end if p["label"].split(":")[0] == p["against"].split(":")[0]
@@ -392,9 +393,10 @@ def pictures(out_dir: Path, runs: list[Run], cells: list[dict], at_end: list[dic
         import matplotlib.pyplot as plt
     except ImportError:
         return f"{out_dir}: {', '.join(written)}. For pictures: pip install matplotlib, then --report {out_dir}"
-    styles = {label: {"color": plt.get_cmap("tab20" if i > 9 else "tab10")(i % 20), "marker": MARKS[i % len(MARKS)],
-                      "linestyle": LINES[i % len(LINES)], "markersize": 5, "linewidth": 1.3}
-              for i, label in enumerate(sorted({r.label for r in runs}, key=order))}
+    labels = sorted({r.label for r in runs}, key=order)
+    colours = plt.get_cmap("tab20" if len(labels) > 10 else "tab10").colors
+    styles = {label: {"color": colours[i % len(colours)], "marker": MARKS[i % len(MARKS)], "markersize": 5,
+                      "linestyle": LINES[i % len(LINES)], "linewidth": 1.3} for i, label in enumerate(labels)}
     figures = {"curves.png": draw_curves(plt, runs, baseline, styles)}
     if len(cells):
         figures["depth.png"] = draw_depth(plt, runs, cells, at_end, baseline, styles)
@@ -416,7 +418,7 @@ def draw_depth(plt, runs, cells, at_end, baseline, styles):
     depths = sorted({*cells.depth})
     right = pd.DataFrame([p for p in at_end if p["n"]], columns=["depth", "label", "mean", "bar", "n"])
     for k, (label, style) in enumerate(styles.items()):
-        shift = 0.5 * ((k + 0.5) / len(styles) - 0.5)                   # bars side by side
+        shift = 0.7 * ((k + 0.5) / len(styles) - 0.5)                   # bars side by side
         n = ", ".join(map(str, right[right.label == label].n))
         for axis, points in zip(axes, (cells[cells.alike], right)):
             own = points[points.label == label]
@@ -459,5 +461,6 @@ def draw_curves(plt, runs, baseline, styles):
     axes[0, 0].set(ylabel="val loss, nats a token (mean ± sd)")
     axes[1, 0].set(ylabel="difference, paired (mean, 95 % interval)")
     figure.suptitle(what(runs))
-    figure.legend(lines.values(), lines, loc="outside right upper", fontsize=8)
+    named = [label for label in styles if label in lines]
+    figure.legend([lines[label] for label in named], named, loc="outside right upper", fontsize=8)
     return figure

@@ -52,7 +52,7 @@ class SweepConfig:
     at_tokens: str | None = None         # compare also after so many tokens: 0.5M,2M, or all evaluations
     jobs: int = 1                        # runs at a time, each on a card of its own, or on its share of the cores
     out_dir: str = "out/sweep"           # where the runs, tables and pictures are written
-    report: str | None = None            # a folder of runs: train nothing, make its tables and pictures again
+    report: str | None = None            # a folder of runs: only its tables and pictures, of all cells or of --routers
 
 SET_BY_THE_SWEEP = {"router": "routers", "n_layer": "depths", "seed": "seeds"}
 BUSY = "another run is writing to"       # as train.py says it
@@ -371,6 +371,7 @@ def read_settings(argv) -> tuple[SweepConfig, dict]:
     sweep.baseline = label_of(sweep.baseline)
     if sweep.report is not None:                                        # the sweep that made them said what to compare
         sweep.out_dir, kept = sweep.report, Path(sweep.report) / "sweep.json"
+        sweep.routers = sweep.routers if "routers" in flags else ""
         if kept.exists():
             try:
                 was = json.loads(kept.read_text(encoding="utf-8"))
@@ -397,7 +398,8 @@ def main(argv) -> None:
             json.dump(vars(sweep) | {"train": given}, f, indent=1)
         failed = run_cells(cells, waiting, sweep.jobs)
     if not failed or len(failed) < len(cells):
-        print("\n" + report(out_dir, sweep.baseline, sweep.at_tokens))
+        only = {label_of(x.strip()) for x in sweep.routers.split(",")} if sweep.report and sweep.routers else None
+        print("\n" + report(out_dir, sweep.baseline, sweep.at_tokens, only))
     if failed:
         first = next(iter(failed))
         raise UserError(f"{len(failed)} of {len(cells)} runs failed: {first}: {failed[first]}\n"

@@ -107,8 +107,8 @@ def test_tables_and_csv(runs):
     frame = pd.read_csv(runs / "results.csv")
     assert list(zip(frame.label, frame.seed)) == [(label, seed) for label in ("block", "wav") for seed in range(3)]
     first = {"label": "block", "router": "block", "depth": 4, "seed": 0, "n_embd": 16, "params": 1004,
-             "dataset": "tiny", "iter": 20, "tokens": 2000, "val_loss": 1.5, "tok_per_s": 50.0, "peak_mem_mb": 300.0, "elapsed_s": 7.0,
-             "torch": "2.13.0", "device": "cpu", "dtype": "float32", "data_digest": "d" * 32, "run": "block-4x16-s0"}
+             "dataset": "tiny", "iter": 20, "tokens": 2000, "val_loss": 1.5, "tok_per_s": 50.0, "peak_mem_mb": 300.0,
+             "elapsed_s": 7.0, "torch": "2.13.0", "device": "cpu", "dtype": "float32", "data_digest": "d" * 32, "run": "block-4x16-s0"}
     assert first.items() <= frame.iloc[0].to_dict().items()
     assert frame.iloc[0].val_bpb == pytest.approx(1.5 / math.log(2), rel=1e-12)
     assert len(pd.read_csv(runs / "evaluations.csv")) == 6 * 3
@@ -128,7 +128,7 @@ def test_tables_and_csv(runs):
     half = 4.302653 * 0.1 / math.sqrt(3)                                # +0.1, 0, -0.1
     assert half_way[:6] == ["wav", "block", "4", "1,000", "3", "+0.0000"]
     assert half_way[6] == f"{-half:+.4f} .. {half:+.4f}"
-    assert "2 intervals of 95 % are shown. If no router made a difference, 0.1 of them" in text
+    assert "Intervals of 95 % shown: 2. If no router made a difference, 0.1 of them" in text
     pairs = pd.read_csv(runs / "pairs.csv")
     assert pairs["mean"].tolist() == pytest.approx([0, np.mean(wav - block)], abs=1e-12)
 
@@ -138,6 +138,8 @@ def test_report_keeps_what_the_sweep_compared(runs):
     assert row(text, "block")["against"] == "wav" and len(rows_of(text, "The same on the way")) == 2
     text = tell(runs, "--baseline", "delta")
     assert row(text, "wav")["left out"] == "s0 s1 s2: no delta" and row(text, "wav")["difference"] == "-"
+    fake_run(runs, "rd", 4, 0, BLOCK[0])
+    assert "| rd |" in tell(runs) and "| rd |" not in tell(runs, "--routers", "block,wav")
 
 # ---------------------------------------------------------------------------------------------------------------------
 # what is no pair

@@ -260,7 +260,8 @@ def test_a_killed_sweep_leaves_no_orphans(data, tmp_path):
     import termios
     out = tmp_path / "s"
     flags = ["--routers", "block,wav", "--depths", "1", "--seeds", "0", "--dataset", data, "--out_dir", out,
-             "--jobs", "2", "--at_tokens", "1k", "--max_iters", "20000", "--eval_interval", "20000", "--log_interval", "10", *SMALL]
+             "--jobs", "2", "--at_tokens", "1k", "--max_iters", "20000", "--eval_interval", "20000",
+             "--log_interval", "10", *SMALL]
     parent, child = pty.openpty()
     termios.tcsetwinsize(child, (24, 200))
     process = subprocess.Popen([*SWEEP, *map(str, flags)], cwd=ROOT, stderr=child, stdout=subprocess.DEVNULL)
