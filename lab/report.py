@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -21,12 +21,13 @@ except ImportError:
 import train
 from nanodepth.files import UserError, atomic_write, router_name
 from nanodepth.runs import NO_MATTER, iter_of
-from nanodepth.settings import amount
-from model import ROUTERS
+from nanodepth.settings import amount, convert
+from model import ROUTERS, GPTConfig
 
 NEAR = 0.05                              # a milestone is the evaluation nearest to it, at most this share of it away
 FINGERPRINT = {"data": "data", "start": "starting weights", "torch": "torch", "dtype": "dtype", "device": "device",
                "changed": "settings changed on the way", "model": "model.py", "router": "the router's code"}
+KINDS = {f.name: f.type for f in (*fields(GPTConfig), *fields(train.TrainConfig))}
 
 def needed() -> None:
     """UserError when the tables could not be made: said before anything is trained."""
@@ -85,14 +86,17 @@ def read_run(folder: Path) -> Run | None:
         s = config["settings"]
         router, depth, width, seed = router_name(s["router"]), s["n_layer"], s["n_embd"], s["seed"]
         s["max_iters"] + config["params"]
+        label = unquote(name[1].replace("+", ":"))
+        own = dict(x.split("=", 1) for x in label.split(":")[1:] if "n_layer" not in x)
+        false = [k for k, v in own.items() if convert(KINDS[k], v, k) != s.get(k, train.DEFAULTS[k])]
         with open(folder / "log.jsonl", "rb") as f:
             lines = [json.loads(line) for line in f if iter_of(line) < math.inf]
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"{folder} is damaged: its config.json or log.jsonl cannot be read. "
                         f"Delete it and run it again.") from None
-    label = unquote(name[1].replace("+", ":"))
-    if [label.split(":")[0], *map(int, name.groups()[1:])] != [router, depth, width, seed]:
-        raise UserError(f"{folder} is not what it is called: it holds {folder_name(router, depth, width, seed)}. "
+    if false or [label.split(":")[0], *map(int, name.groups()[1:])] != [router, depth, width, seed]:
+        holds = ":".join([router, *(f"{k}={s.get(k)}" for k in false)])
+        raise UserError(f"{folder} is not what it is called: it holds {folder_name(holds, depth, width, seed)}. "
                         f"Rename it.")
     evals, steps = ([x for x in lines if key in x] for key in ("val_loss", "loss"))
     return Run(label, depth, seed, config, evals, steps, folder)
@@ -135,14 +139,16 @@ def shown(value) -> str:
 def unlike(a: Run, b: Run, one_cell: bool = False) -> str | None:
     """Why two runs may not be compared: the first thing in which they differ, and both values. None when they may.
 
-    A setting may differ when one of their labels names it, and when it changes no number; in the runs of one cell the
-    router's code must be the same too, but each seed may start from weights of its own.
+    A setting may differ when their labels say so, and when it changes no number; in the runs of one cell the router's
+    code must be the same too, but each seed may start from weights of its own.
     """
     marks = [r.config.get("fingerprint") for r in (a, b)]
     if not all(marks):
         return "no fingerprint: it was trained by an older version" if not marks[0] else \
             f"{b.folder.name} has no fingerprint: it was trained by an older version"
-    may = named(a.label) | named(b.label)
+    own = [{*r.label.split(":")[1:]} for r in (a, b)]
+    may = {x.split("=")[0] for x in own[0] ^ own[1]} | {
+        x.split("=")[0] for x in own[0] if "n_layer" in x and a.depth != b.depth}
     s, t = (train.DEFAULTS | r.config["settings"] for r in (a, b))
     m, n = (r.config.get("model", {}) for r in (a, b))                  # where n_blocks none is a number
     for name in s:
@@ -238,11 +244,12 @@ def compared(rows: "pd.DataFrame") -> list[dict]:
     why pairs are left out."""
     found = []
     for (depth, label, other), group in rows.groupby(["depth", "label", "against"], sort=False):
-        p, varied = group[group.why.isna()], group[["loss", "base"]].std().min() > 0
+        p = group[group.why.isna()]
+        varied = len(p) > 2 and p[["loss", "base"]].std().min() > 0
         why = [" ".join(f"s{seed}" for seed in left.seed) + f": {text}"
                for text, left in group[group.why.notna()].groupby("why", sort=False)]
         found.append({"depth": depth, "label": label, "against": other, "tokens": group.tokens.max(),
-                      **paired(p.difference), "r": p.loss.corr(p.base) if varied and len(p) > 2 else math.nan,
+                      **paired(p.difference), "r": p.loss.corr(p.base) if varied else math.nan,
                       "left_out": "; ".join(why)})
     return found
 
@@ -408,8 +415,9 @@ def pictures(out_dir: Path, runs: list[Run], cells: list[dict], at_end: list[dic
 
 def what(runs: list[Run]) -> str:
     """'pystdlib, 819,200 tokens, width 64': the data of a picture; most of its runs' where they differ."""
-    return Counter(f"{Path(r.config['settings']['dataset']).name}, {r.evals[-1]['tokens']:,} tokens, "
-                   f"width {r.config['settings']['n_embd']}" for r in runs if r.evals).most_common(1)[0][0]
+    texts = [f"{Path(r.config['settings']['dataset']).name}, {r.evals[-1]['tokens'] if r.evals else 0:,} tokens, width "
+             f"{r.config['settings']['n_embd']}" for r in [r for r in runs if r.done] or runs]
+    return Counter(texts).most_common(1)[0][0]
 
 def draw_depth(plt, runs, cells, at_end, baseline, styles):
     """Left: val loss against depth, mean and standard deviation, of cells with the same seeds at each depth. Right: the
@@ -418,7 +426,7 @@ def draw_depth(plt, runs, cells, at_end, baseline, styles):
     depths = sorted({*cells.depth})
     right = pd.DataFrame([p for p in at_end if p["n"]], columns=["depth", "label", "mean", "bar", "n"])
     for k, (label, style) in enumerate(styles.items()):
-        shift = 0.7 * ((k + 0.5) / len(styles) - 0.5)                   # bars side by side
+        shift = min(0.7, 0.07 * len(styles)) * ((k + 0.5) / len(styles) - 0.5)                  # bars side by side
         n = ", ".join(map(str, right[right.label == label].n))
         for axis, points in zip(axes, (cells[cells.alike], right)):
             own = points[points.label == label]

@@ -108,7 +108,8 @@ def test_tables_and_csv(runs):
     assert list(zip(frame.label, frame.seed)) == [(label, seed) for label in ("block", "wav") for seed in range(3)]
     first = {"label": "block", "router": "block", "depth": 4, "seed": 0, "n_embd": 16, "params": 1004,
              "dataset": "tiny", "iter": 20, "tokens": 2000, "val_loss": 1.5, "tok_per_s": 50.0, "peak_mem_mb": 300.0,
-             "elapsed_s": 7.0, "torch": "2.13.0", "device": "cpu", "dtype": "float32", "data_digest": "d" * 32, "run": "block-4x16-s0"}
+             "elapsed_s": 7.0, "torch": "2.13.0", "device": "cpu", "dtype": "float32", "data_digest": "d" * 32,
+             "run": "block-4x16-s0"}
     assert first.items() <= frame.iloc[0].to_dict().items()
     assert frame.iloc[0].val_bpb == pytest.approx(1.5 / math.log(2), rel=1e-12)
     assert len(pd.read_csv(runs / "evaluations.csv")) == 6 * 3
@@ -245,6 +246,9 @@ def test_every_setting_is_compared(tmp_path):
         assert report.unlike(a, b).startswith(f"{name} ") and "not other" in report.unlike(a, b)
         b.label = f"wav:{name}=other"
         assert report.unlike(a, b) is None
+        a.label, a.config["settings"][name] = f"block:{name}=other", "another"         # in spite of their labels
+        assert report.unlike(a, b).startswith(f"{name} another, not other")
+        a = report.read_run(fake_run(tmp_path, "block", 4, 0, BLOCK[0]))
 
 @pytest.mark.parametrize("label, there, baseline, want", [
     ("wav", "block wav", "block", "block"),
@@ -265,10 +269,14 @@ def test_one_damaged_folder_is_named_and_the_rest_reported(runs):
     (runs / "rd-4x16-s0").mkdir()
     (runs / "rd-4x16-s0" / "config.json").write_text("{")
     fake_run(runs, "delta", 4, 0, BLOCK[0]).rename(runs / "residual-4x16-s0")
-    text = tell(runs)
+    fake_run(runs, "wav:learning_rate=1e-3", 4, 0, BLOCK[0], learning_rate=5e-3)
+    (fake_run(runs, "rd", 4, 1, BLOCK[0]) / "log.jsonl").write_text("")             # has only begun
+    text = tell(runs, drawn=True)
     assert row(text, "wav")["n"] == "3"
     assert "rd-4x16-s0 is damaged: its config.json or log.jsonl cannot be read." in text
     assert "residual-4x16-s0 is not what it is called: it holds delta-4x16-s0." in text
+    assert "s0 is not what it is called: it holds wav+learning_rate=0.005-4x16-s0." in text
+    assert "rd-4x16-s1 is not finished: iteration 0 of 20." in text
     for path in runs.iterdir():
         shutil.rmtree(path) if path.is_dir() and path.name != "rd-4x16-s0" else None
     with pytest.raises(UserError, match="rd-4x16-s0 is damaged"):

@@ -105,11 +105,12 @@ def test_values_by_depth(text, want):
     assert sweep.reckoned(text, 12) == want
 
 def test_a_folder_s_name_gives_its_label_back(tmp_path):
-    for label in ("block", "rd:rd_control=tied:router_lr=0.1", "wav:n_blocks=n_layer/2", "wav:n_embd=n_layer*4",
-                  "wav:n_blocks=n_layer+1:rho=1e-3", "Größe"):
+    for label, own in (("block", {}), ("rd:rd_control=tied:router_lr=0.1", {"rd_control": "tied", "router_lr": 0.1}),
+                       ("wav:n_blocks=n_layer/2", {}), ("wav:n_embd=n_layer*4", {}), ("Größe", {}),
+                       ("wav:n_blocks=n_layer+1:rho=1e-3", {"rho": 0.001})):
         name = report.folder_name(label, 4, 16, 3)
         assert not set(name) & set('<>:"/\\|?* ')                       # Windows would refuse them
-        path = fake_run(tmp_path, label, 4, 3, [3.0, 2.0])
+        path = fake_run(tmp_path, label, 4, 3, [3.0, 2.0], **own)
         if path.name != name:
             path.rename(tmp_path / name)
         assert report.read_run(tmp_path / name).label == label
