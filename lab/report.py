@@ -9,6 +9,7 @@ import math
 import re
 from collections import Counter
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -63,6 +64,7 @@ class Run:
                 **{f"{name}_digest": mark.get(name) for name in ("data", "start", "model", "router")},
                 "run": self.folder.name, "odd": self.odd}
 
+    @cached_property
     def row(self) -> dict:
         """Its line of results.csv. tok_per_s is the median of the log's lines, peak_mem_mb their largest, in MiB."""
         steps = pd.DataFrame(self.steps, columns=["tok_per_s", "peak_mem_mb", "elapsed_s"]).astype(float)
@@ -128,9 +130,9 @@ def order(label: str) -> tuple:
 # ---------------------------------------------------------------------------------------------------------------------
 # what is a pair
 
-def named(label: str) -> set[str]:
-    """The settings that a label names: rd:rd_control=tied -> {rd_control}"""
-    return {x.split("=")[0] for x in label.split(":")[1:]}
+def named(label: str, other: str) -> set[str]:
+    """The settings in which two labels differ: rd:rd_control=tied and block -> {rd_control}"""
+    return {x.split("=")[0] for x in {*label.split(":")[1:]} ^ {*other.split(":")[1:]}}
 
 def shown(value) -> str:
     text = value if isinstance(value, str) else json.dumps(value).replace('"', "").replace("null", "none")
@@ -146,9 +148,8 @@ def unlike(a: Run, b: Run, one_cell: bool = False) -> str | None:
     if not all(marks):
         return "no fingerprint: it was trained by an older version" if not marks[0] else \
             f"{b.folder.name} has no fingerprint: it was trained by an older version"
-    own = [{*r.label.split(":")[1:]} for r in (a, b)]
-    may = {x.split("=")[0] for x in own[0] ^ own[1]} | {
-        x.split("=")[0] for x in own[0] if "n_layer" in x and a.depth != b.depth}
+    by_depth = {x.split("=")[0] for x in a.label.split(":") if "n_layer" in x and a.depth != b.depth}
+    may = named(a.label, b.label) | by_depth
     s, t = (train.DEFAULTS | r.config["settings"] for r in (a, b))
     m, n = (r.config.get("model", {}) for r in (a, b))                  # where n_blocks none is a number
     for name in s:
@@ -302,7 +303,7 @@ def means(runs: list[Run], baseline: str, tokens: int | None = None) -> "pd.Data
     """A row for each depth and label: means and standard deviations over its finished runs (or those evaluated after so
     many tokens) that are not odd. `like`: the seeds of the baseline (else, of the largest cell); `alike`: this cell has
     them too, so that its mean may be drawn beside the others."""
-    lines = [r.row() | x for r in runs if not r.odd and (r.done or tokens is not None)
+    lines = [r.row | x for r in runs if not r.odd and (r.done or tokens is not None)
              for x in (r.evals[-1:] if tokens is None else r.evals) if tokens in (None, x["tokens"])]
     numbers = ["params", "val_loss", "val_bpb", "tok_per_s", "peak_mem_mb"]
     lines = pd.DataFrame(lines, columns=["depth", "label", "seed", *numbers]).astype(dict.fromkeys(numbers, float))
@@ -347,7 +348,7 @@ def report(out_dir: Path, baseline: str, at_tokens: str | None, only: set[str] |
     before = []
     if started(runs):
         before = compared(pairs(runs, baseline, 0))
-    finished = pd.DataFrame([r.row() for r in runs if r.done])
+    finished = pd.DataFrame([r.row for r in runs if r.done])
     evaluated = pd.DataFrame([r.facts() | {k: x.get(k) for k in EVALUATED} for r in runs for x in r.evals])
     for name, frame in {"results.csv": finished, "evaluations.csv": evaluated,
                         "pairs.csv": pd.DataFrame(before + on_the_way + at_end)}.items():
@@ -377,7 +378,7 @@ def report(out_dir: Path, baseline: str, at_tokens: str | None, only: set[str] |
                      f"be without 0 by chance.")
     notes += [f"{p['label']} against {p['against']} at {p['depth']} layers is one rule computed in two ways: what "
               f"rounding alone does." for p in at_end if p["label"].split(":")[0] == p["against"].split(":")[0]
-              and named(p["label"]) - named(p["against"]) <= {*NO_MATTER}]
+              and p["n"] and named(p["label"], p["against"]) <= {*NO_MATTER}]
     notes += [f"{r.folder.name} is not finished: iteration {r.evals[-1]['iter'] if r.evals else 0} of "
               f"{r.config['settings']['max_iters']}." for r in runs if not r.done]
     text = "\n".join(parts + (["\n".join(f"- {note}" for note in notes) + "\n"] if notes else []))

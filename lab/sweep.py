@@ -184,7 +184,7 @@ def todo(cells: list[Cell]) -> list[Cell]:
         if why := refused(cell, run.config, code):
             raise UserError(f"{cell.folder} {why}")
     left = [cell for cell in cells if not (cell.folder in there and there[cell.folder].done)]
-    for name, tokenizer in {(cell.settings["dataset"], cell.settings["tokenizer"]): None for cell in left}:
+    for name, tokenizer in {(cell.settings["dataset"], cell.settings["tokenizer"]): None for cell in cells}:
         data = data_facts(train.open_data(name, tokenizer))["digest"]   # a sentence; or the built-in corpus, made once
         for cell, run in found:
             if cell.settings["dataset"] == name and (was := run.config["fingerprint"]["data"]) != data:
