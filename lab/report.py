@@ -376,9 +376,10 @@ def report(out_dir: Path, baseline: str, at_tokens: str | None, only: set[str] |
     if n := sum(p["n"] > 1 for p in [*before, *at_end, *trend, *on_the_way]):
         notes.append(f"Intervals of 95 % shown: {n}. If no router made a difference, {0.05 * n:.1f} of them would "
                      f"be without 0 by chance.")
-    notes += [f"{p['label']} against {p['against']} at {p['depth']} layers is one rule computed in two ways: what "
-              f"rounding alone does." for p in at_end if p["label"].split(":")[0] == p["against"].split(":")[0]
-              and p["n"] and named(p["label"], p["against"]) <= {*NO_MATTER}]
+    notes += dict.fromkeys(
+        f"{p['label']} is {p['against']} computed in another way: its row is what rounding alone does." for p in at_end
+        if p["n"] and p["label"].split(":")[0] == p["against"].split(":")[0]
+        and named(p["label"], p["against"]) <= {*NO_MATTER})
     notes += [f"{r.folder.name} is not finished: iteration {r.evals[-1]['iter'] if r.evals else 0} of "
               f"{r.config['settings']['max_iters']}." for r in runs if not r.done]
     text = "\n".join(parts + (["\n".join(f"- {note}" for note in notes) + "\n"] if notes else []))
