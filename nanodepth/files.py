@@ -95,8 +95,8 @@ class lock:
     UserError with the sentence `refused` when another holds it. A file system without locks goes without.
     """
 
-    def __init__(self, folder, refused: str):
-        self.path = Path(folder) / ".lock"
+    def __init__(self, folder, refused: str, name: str = ".lock"):
+        self.path = Path(folder) / name
         self.held = FileLock(self.path, fallback_to_soft=False)
         try:
             self.held.acquire(timeout=0)
@@ -130,6 +130,9 @@ def own_router(name: str, routers: dict) -> str | None:
         return None
     try:
         code = Path(path).read_bytes()
+        digest = hashlib.sha256(code).hexdigest()
+        if getattr(routers.get(name), "digest", None) == digest:        # it has run already, for another cell
+            return digest
         spec = importlib.util.spec_from_file_location(Path(path).stem, path)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
@@ -147,7 +150,8 @@ def own_router(name: str, routers: dict) -> str | None:
     if cls in routers:
         raise UserError(f"--router {name}: {cls} is a router of model.py too; rename the class.")
     routers[name] = getattr(module, cls)
-    return hashlib.sha256(code).hexdigest()
+    routers[name].digest = digest
+    return digest
 
 def router_name(router: str) -> str:
     """What a router is called in names of runs and in tables: the class alone of FILE.py:Class."""

@@ -2,6 +2,7 @@
 import argparse
 import dataclasses
 import difflib
+import functools
 import inspect
 import re
 import sys
@@ -16,6 +17,7 @@ def nearest(name: str, known, before: str = "") -> str:
     close = difflib.get_close_matches(name.replace("-", "_"), list(known), n=1, cutoff=0.5)
     return f" Did you mean {before}{close[0]}?" if close else ""
 
+@functools.cache
 def comments(cls) -> dict[str, str]:
     """The comment beside each field of a dataclass: the one place where a setting is explained."""
     return dict(re.findall(r"^ {4}(\w+): [^#\n]*# (.*)$", inspect.getsource(cls), re.M))

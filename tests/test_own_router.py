@@ -308,7 +308,7 @@ def test_a_sweep_with_a_router_from_a_file(mine, data, tmp_path, capsys):
     out = capsys.readouterr().out
     assert "| Mine | 2 |" in out and "| Mine:null_source=true | 2 |" in out
     sweep.main([*map(str, flags), "--baseline", mine])                          # all are there: only the tables
-    assert "Against `Mine`" in capsys.readouterr().out
+    assert "| block | Mine | 2 | 1 |" in capsys.readouterr().out
     path = Path(mine.rpartition(":")[0])
     path.write_text(MINE.replace("[-2:]", "[-3:]"), encoding="utf-8")
     refused("as it was before a change", sweep.main, *flags)            # an edited router is another cell

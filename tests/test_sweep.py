@@ -1,19 +1,23 @@
-"""sweep.py: its statistics by hand, its tables against its CSV, and sweeps that skip, fail and go on."""
-import csv
+"""sweep.py: cells and flags, and sweeps that skip, fail, go on, share their cells and leave nothing behind."""
+import contextlib
 import json
-import math
 import os
 import signal
 import statistics
+import subprocess
 import sys
 import threading
 import time
+import types
+from pathlib import Path
 
 import pytest
+import torch
 
-from lab import sweep
+import train
+from lab import report, sweep
 from nanodepth.files import UserError
-from tiny import ROOT, data_folder, log
+from tiny import ROOT, data_folder, digest, fake_run, go, log, rows_of
 
 SMALL = "--n_head 2 --n_embd 16 --seq_len 16 --batch_size 4 --eval_iters 2 --device cpu".split()
 
@@ -21,121 +25,6 @@ SMALL = "--n_head 2 --n_embd 16 --seq_len 16 --batch_size 4 --eval_iters 2 --dev
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
     return data_folder(tmp_path_factory.mktemp("data"))
-
-def fake(folder, label, depth, seed, losses, max_iters=None, **settings):
-    """A run's folder as train.py leaves it: an evaluation every 10 steps of 100 tokens, one training line."""
-    iters = [10 * k for k in range(len(losses))]
-    path = folder / f"{label.replace(':', '+')}-{depth}x16-s{seed}"
-    path.mkdir(parents=True)
-    s = {"router": label.split(":")[0], "n_layer": depth, "seed": seed, "max_iters": max_iters or iters[-1]} | settings
-    (path / "config.json").write_text(json.dumps({"settings": s, "params": 1000 + depth}))
-    lines = [{"iter": i, "tokens": 100 * i, "val_loss": x, "val_bpb": x / math.log(2)} for i, x in zip(iters, losses)]
-    lines += [{"iter": iters[-1], "tokens": 100 * iters[-1], "loss": 1.0, "lr": 0.1, "tok_per_s": 50.0 + seed,
-               "peak_mem_mb": 300.0 + seed, "elapsed_s": 7.0}]
-    (path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
-
-BLOCK = [[3.0, 2.0, 1.5], [3.1, 2.2, 1.6], [2.9, 1.9, 1.4]]
-# wav minus block: -0.2, -0.1, +0.05 at the end; +0.1, 0, -0.1 half way
-WAV = [[3.0, 2.1, 1.3], [3.1, 2.2, 1.5], [2.9, 1.8, 1.45]]
-
-@pytest.fixture
-def runs(tmp_path):
-    for label, losses in (("wav", WAV), ("block", BLOCK)):
-        for seed in (2, 0, 1):
-            fake(tmp_path, label, 4, seed, losses[seed])
-    fake(tmp_path, "rd:rd_control=tied", 4, 0, BLOCK[0], rd_control="tied")
-    return tmp_path
-
-def rows_of(text, title):
-    """The cells of the table under a line that begins with `title`."""
-    part = text[text.index(title):].split("\n\n")[1]
-    return [[x.strip() for x in line.strip("|").split("|")] for line in part.splitlines()[2:]]
-
-# ---------------------------------------------------------------------------------------------------------------------
-# statistics
-
-@pytest.mark.parametrize("df, p, want", [
-    (1, 0.975, 12.7062), (2, 0.975, 4.30265), (3, 0.975, 3.18245), (4, 0.975, 2.77645), (5, 0.975, 2.57058),
-    (9, 0.975, 2.26216), (30, 0.975, 2.04227), (120, 0.975, 1.97993), (1, 0.75, 1.0), (5, 0.95, 2.01505),
-    (4, 0.995, 4.60409)])
-def test_t_quantile(df, p, want):
-    assert sweep.t_quantile(df, p) == pytest.approx(want, abs=2e-5 * want)
-
-def test_paired_by_hand():
-    p = sweep.paired([-0.1, -0.2, -0.3])                                # mean -0.2, standard deviation 0.1
-    half = 4.302653 * 0.1 / math.sqrt(3)
-    assert p["n"] == p["wins"] == 3 and p["mean"] == pytest.approx(-0.2)
-    assert p["interval"] == pytest.approx((-0.2 - half, -0.2 + half), rel=1e-6)
-    assert p["perplexity"] == pytest.approx(100 * (math.exp(-0.2) - 1))
-    p = sweep.paired([0.0])
-    assert p["interval"] is None and p["wins"] == 0 and p["n"] == 1     # a tie is no win
-
-def test_tables_and_csv(runs, capsys):
-    sweep.main(["--report", str(runs), "--at_tokens", "1k,5k"])
-    text = (runs / "results.md").read_text()
-    assert text in capsys.readouterr().out
-    with open(runs / "results.csv") as f:
-        rows = list(csv.DictReader(f))
-    assert [(r["router"], r["seed"]) for r in rows] == [
-        *(("block", s) for s in "012"), ("rd:rd_control=tied", "0"), *(("wav", s) for s in "012")]
-    assert list(rows[0]) == sweep.COLUMNS
-    first = {"router": "block", "depth": "4", "seed": "0", "params": "1004", "tokens": "2000", "val_loss": "1.5",
-             "val_bpb": str(1.5 / math.log(2)), "tok_per_s": "50.0", "peak_mem_mb": "300.0", "elapsed_s": "7.0",
-             "run": "block-4x16-s0"}
-    assert rows[0] == first
-
-    # the tables, recomputed from the CSV
-    loss = {(r["router"], r["seed"]): float(r["val_loss"]) for r in rows}
-    block, wav = ([loss[label, str(seed)] for seed in range(3)] for label in ("block", "wav"))
-    assert rows_of(text, "Mean ±")[0] == ["block", "4", "3", "1,004",
-                                          f"{statistics.mean(block):.4f} ± {statistics.stdev(block):.4f}",
-                                          "2.1640 ± 0.1443", "51", "301"]
-    assert rows_of(text, "Mean ±")[1][4] == "1.5000 ± -"                # one seed has no deviation
-    d = [a - b for a, b in zip(wav, block)]
-    mean, half = sum(d) / 3, 4.302653 * statistics.stdev(d) / math.sqrt(3)
-    assert rows_of(text, "Against `block`") == [
-        ["rd:rd_control=tied", "4", "1", "+0.0000", "-", "+0.00 %", "0 of 1"],
-        ["wav", "4", "3", f"{mean:+.4f}", f"{mean - half:+.4f} .. {mean + half:+.4f}",
-         f"{100 * math.expm1(mean):+.2f} %", "2 of 3"]]
-    half = 4.302653 * 0.1 / math.sqrt(3)                                # half way: +0.1, 0, -0.1
-    assert rows_of(text, "The same on the way")[1] == [
-        "wav", "4", "1,000", "3", "+0.0000", f"{-half:+.4f} .. {half:+.4f}", "+0.00 %", "1 of 3"]
-    assert len(rows_of(text, "The same on the way")) == 2               # nothing was evaluated near 5,000 tokens
-    with open(runs / "evaluations.csv") as f:
-        assert len(list(csv.DictReader(f))) == 7 * 3
-
-def test_report_keeps_what_the_sweep_compared(runs):
-    (runs / "sweep.json").write_text(json.dumps({"baseline": "wav", "at_tokens": "all"}))
-    sweep.main(["--report", str(runs)])
-    text = (runs / "results.md").read_text()
-    assert "Against `wav`" in text and len(rows_of(text, "The same on the way")) == 2 * 2
-    sweep.main(["--report", str(runs), "--baseline", "delta"])
-    assert "No pairs" in (runs / "results.md").read_text()
-
-def test_what_is_no_pair_is_said(runs):
-    fake(runs, "rd", 4, 0, BLOCK[0], max_iters=50)
-    with open(fake(runs, "delta", 4, 0, BLOCK[0], learning_rate=0.5) / "log.jsonl", "a") as f:
-        f.write('{"iter": 30, "tok')                                    # cut short by a kill
-    sweep.main(["--report", str(runs)])
-    text = (runs / "results.md").read_text()
-    assert "rd-4x16-s0 is not finished: iteration 20 of 50." in text and "| rd |" not in text
-    assert "The runs differ in learning_rate: 0.5 in delta-4x16-s0; None in block-4x16-s0 and 7 more." in text
-    assert "rd_control" not in text.split("The runs differ")[1]         # tied is the cell's own, and in its name
-
-def test_pictures(runs, monkeypatch, capsys):
-    pytest.importorskip("matplotlib")
-    fake(runs, "wav", 8, 0, WAV[0])
-    sweep.main(["--report", str(runs)])
-    for name in ("depth.png", "curves.png"):
-        assert (runs / name).read_bytes().startswith(b"\x89PNG") and (runs / name).stat().st_size > 10000
-    assert "curves.png, depth.png" in capsys.readouterr().out
-
-def test_tables_without_matplotlib(runs, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    sweep.main(["--report", str(runs)])
-    assert "For pictures: pip install matplotlib" in capsys.readouterr().out
-    assert (runs / "results.md").exists() and not list(runs.glob("*.png"))
 
 # ---------------------------------------------------------------------------------------------------------------------
 # cells and flags
@@ -169,6 +58,14 @@ def test_cells(tmp_path):
     ("--depths 2 --n_blocks 3", "n_blocks is 3; it must be from 1 to n_layer (2)"),
     ("--jobs 0", "--jobs is 0"),
     ("--at_tokens soon", "--at_tokens is 'soon'"),
+    ("--vary learning_rate", "--vary is 'learning_rate'; it must be a setting and its values, as in learning_rate="),
+    ("--vary learning_rate=1e-3,,", "--vary is 'learning_rate=1e-3,,'"),
+    ("--routers block --vary lerning_rate=1", "there is no flag --lerning_rate. Did you mean --learning_rate?"),
+    ("--routers block:rho=1 --vary rho=1,2", "block:rho=1:rho=1 has one setting twice."),
+    ("--routers block --vary seed=1,2", "seed cannot be a setting of one cell."),
+    ("--routers block --depths 5 --vary n_blocks=n_layer/2", "5 layers: n_layer/2 is no whole number at 5 layers."),
+    ("--routers block --depths 4 --vary n_blocks=n_layer//2", "--n_blocks is 'n_layer//2'; it must be a whole number."),
+    ("--routers block --depths 4 --vary n_blocks=__import__('os')", "it must be a whole number."),
     ("--max_iters x", "--max_iters is 'x'; it must be a whole number."),
     ("--dataset nowhere", "there is no data set data/nowhere"),
     ("--report nowhere", "there is no folder nowhere."),
@@ -180,6 +77,96 @@ def test_wrong_flags(tmp_path, monkeypatch, flags, message):
         sweep.main(flags.split())
     assert message in str(e.value) and len(str(e.value).splitlines()) <= 2
     assert os.listdir(tmp_path) == []
+
+def cells_of(tmp_path, given=(), **flags):
+    s = sweep.SweepConfig(**{"routers": "block", "depths": "4", "seeds": "0", "out_dir": str(tmp_path)} | flags)
+    return sweep.plan(s, {"n_embd": 16, "max_iters": 20} | dict(given))
+
+def test_any_setting_is_an_axis(tmp_path):
+    cells = cells_of(tmp_path, routers="block,wav:details=split", vary="learning_rate=1e-3,2e-3 n_blocks=n_layer/2,4",
+                     depths="4,8")
+    assert len(cells) == 2 * 2 * 4 and len({c.folder for c in cells}) == 16
+    assert [c.label for c in cells[:2]] == ["block:learning_rate=1e-3:n_blocks=n_layer/2",
+                                            "wav:details=split:learning_rate=1e-3:n_blocks=n_layer/2"]
+    assert [(c.settings["n_blocks"], c.settings["learning_rate"]) for c in cells[::2]] == [
+        (2, 1e-3), (4, 1e-3), (2, 2e-3), (4, 2e-3), (4, 1e-3), (4, 1e-3), (4, 2e-3), (4, 2e-3)]
+    labels = {c.label for c in cells}
+    assert all(report.against(x, labels, "block") == x.replace("wav:details=split", "block")
+               for x in labels if x.startswith("wav"))
+    s, _ = sweep.read_settings(["--vary", "a=1", "--vary", "b=2,3"])
+    assert s.vary == "a=1 b=2,3"
+    (tmp_path / "x.toml").write_text("vary = 'learning_rate=1e-3,2e-3'")
+    assert sweep.read_settings([str(tmp_path / "x.toml")])[0].vary == "learning_rate=1e-3,2e-3"
+
+@pytest.mark.parametrize("text, want", [
+    ("n_layer/2", "6"), ("n_layer", "12"), ("n_layer*16", "192"), ("n_layer-4", "8"), ("n_layer+1", "13"), ("7", "7"),
+    ("n_layer/2/2", "n_layer/2/2"), ("tied", "tied")])
+def test_values_by_depth(text, want):
+    assert sweep.reckoned(text, 12) == want
+
+def test_a_folder_s_name_gives_its_label_back(tmp_path):
+    for label, own in (("block", {}), ("rd:rd_control=tied:router_lr=0.1", {"rd_control": "tied", "router_lr": 0.1}),
+                       ("wav:n_blocks=n_layer/2", {}), ("wav:n_embd=n_layer*4", {}), ("Größe", {}),
+                       ("wav:n_blocks=n_layer+1:rho=1e-3", {"rho": 0.001})):
+        name = report.folder_name(label, 4, 16, 3)
+        assert not set(name) & set('<>:"/\\|?* ')                       # Windows would refuse them
+        path = fake_run(tmp_path, label, 4, 3, [3.0, 2.0], **own)
+        if path.name != name:
+            path.rename(tmp_path / name)
+        assert report.read_run(tmp_path / name).label == label
+    assert report.folder_name("rd:rd_control=tied", 12, 64, 0) == "rd+rd_control=tied-12x64-s0"
+
+def test_a_router_s_file_runs_once_in_a_plan(tmp_path):
+    (tmp_path / "mine.py").write_text(f"""
+open({str(tmp_path / "ran")!r}, "a").write("x")
+from model import Residual
+class Mine(Residual): pass
+""")
+    mine = f"{tmp_path / 'mine.py'}:Mine"
+    cells = cells_of(tmp_path, routers=f"block,{mine},{mine}:norm_eps=1e-5", depths="2,4", seeds="0,1")
+    assert len(cells) == 12 and (tmp_path / "ran").read_text() == "x"
+
+@pytest.fixture
+def there(tmp_path, data):
+    """A cell whose run is there already, as today's code and data would make it."""
+    [cell] = cells_of(tmp_path, {"dataset": data})
+    facts = train.data_facts(train.open_data(data))
+    code = train.code_digests("block", sweep.ROUTERS, train.CODE, None)[0]
+    def write(mark=(), **settings):
+        fake_run(tmp_path, "block", 4, 0, [3.0, 2.0, 1.5], dataset=data, **settings,
+                 mark=None if mark is None else {"data": facts["digest"], "router": code} | dict(mark))
+        return cells_of(tmp_path, {"dataset": data}, seeds="0,1")
+    return write
+
+def test_a_run_without_a_checkpoint_is_done(there):
+    """config.json and log.jsonl are enough, as in results/."""
+    assert [c.seed for c in sweep.todo(there())] == [1]
+
+@pytest.mark.parametrize("mark, settings, message", [
+    ({"router": "0" * 16}, {}, "was trained with block as it was before a change. Give another --out_dir, or delete"),
+    (None, {}, "was trained by an older version, which left no fingerprint."),
+    ({"data": "0" * 32}, {}, "was trained on other data than"),
+    ({"start": "0" * 32}, {}, "did not start from the weights of --init_from scratch as they are now."),
+    ({}, {"learning_rate": 0.5}, "was trained with --learning_rate=0.5, not 0.002. Give that flag, or another"),
+], ids=["router", "older", "data", "start", "setting"])
+def test_a_run_that_is_another_is_refused(there, mark, settings, message):
+    with pytest.raises(UserError) as e:
+        sweep.todo(there(mark, **settings)[:1])
+    assert message in str(e.value) and "block-4x16-s0" in str(e.value)
+
+def test_each_job_has_its_card_or_its_share_of_the_cores(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(sweep.torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(7), raising=False)
+    def env(slot, jobs, device="auto"):
+        found = sweep.place(slot, jobs, device)
+        return found.get("CUDA_VISIBLE_DEVICES"), found.get("OMP_NUM_THREADS")
+    assert [env(i, 3) for i in range(3)] == [("0", "2"), ("1", "2"), ("0", "2")]
+    assert env(1, 2, "cpu") == (None, "3") and env(1, 2, "cuda:1") == (None, "3") and env(0, 1) == (None, None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,MIG-a")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert [env(i, 2) for i in range(2)] == [("5", "1"), ("MIG-a", "1")]
 
 @pytest.mark.parametrize("name, cells, milestones", [("sweep_cpu", 45, None), ("sweep_wav_gpu", 45, None),
                                                      ("sweep_rd_gpu", 25, [0.25e9, 0.5e9, 1e9, 2e9])])
@@ -204,14 +191,17 @@ def test_a_failed_cell_is_not_fatal_and_a_done_one_is_skipped(data, tmp_path, ca
     with pytest.raises(UserError) as e:
         sweep.main(["--routers", "delta:vocab_size=10,block", "--max_iters", "2", "--jobs", "2", *flags])
     assert "1 of 2 runs failed: delta+vocab_size=10-1x16-s3: --vocab_size is 10; the vocabulary of" in str(e.value)
+    kept = tmp_path / "s" / "delta+vocab_size=10-1x16-s3" / "output.txt"
+    assert f"({kept})" in str(e.value) and "train.py: --vocab_size is 10" in kept.read_text()
     assert len(str(e.value).splitlines()) == 2
     run = tmp_path / "s" / "block-1x16-s3"
     out = capsys.readouterr().out
     assert "block-1x16-s3: val loss" in out and "delta+vocab_size=10-1x16-s3 failed: --vocab_size" in out
     config = json.loads((run / "config.json").read_text())["settings"]
     assert (config["router"], config["n_layer"], config["seed"], config["max_iters"]) == ("block", 1, 3, 2)
-    assert "| block | 1 | 1 |" in (tmp_path / "s" / "results.md").read_text()
+    assert "| block | 1 | 3 |" in (tmp_path / "s" / "results.md").read_text()
 
+    assert {p.name for p in run.iterdir()} == {"config.json", "log.jsonl", "ckpt.pt", "best.pt"}
     before = {p: p.stat().st_mtime_ns for p in run.iterdir()}
     sweep.main(["--routers", "block", "--max_iters", "2", *flags])
     assert "1 of 1 runs are there already" in capsys.readouterr().out
@@ -227,7 +217,7 @@ def test_an_interrupted_sweep_goes_on(data, tmp_path, capsys):
 
     def interrupt():
         for _ in range(2000):
-            if sweep.steps_done(run) >= 10:
+            if sweep.last_line(run).get("iter", 0) >= 10:
                 return os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.05)
     thread = threading.Thread(target=interrupt)
@@ -241,3 +231,109 @@ def test_an_interrupted_sweep_goes_on(data, tmp_path, capsys):
     assert "[1/1] block-1x16-s0: val loss" in capsys.readouterr().out
     assert [x["iter"] for x in log(run) if "val_loss" in x] == [0, 250, 300]
     assert not list(run.glob("old*"))                                   # it was resumed, not begun again
+    assert json.loads((run / "config.json").read_text())["fingerprint"]["changed"] == []    # so it is a pair still
+
+SWEEP = [sys.executable, "-m", "lab.sweep"]
+
+def waited(true, seconds=90):
+    """Until true() holds: is it so in time?"""
+    end = time.time() + seconds
+    while not (found := true()) and time.time() < end:
+        time.sleep(0.1)
+    return found
+
+def processes_with(word) -> list[str]:
+    """The command lines of all processes that name a path, on Linux."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found.append(path.read_text().replace("\0", " "))
+        except OSError:
+            pass
+    return [line for line in found if str(word) in line]
+
+@pytest.mark.slow                       # processes
+@pytest.mark.skipif(not os.path.exists("/proc/self/cmdline"), reason="Linux")
+def test_a_killed_sweep_leaves_no_orphans(data, tmp_path):
+    """kill -9: what was running saves and ends; the settings of the report were stored at the start; the bar showed the
+    loss of the run; the same command goes on."""
+    import pty
+    import termios
+    out = tmp_path / "s"
+    flags = ["--routers", "block,wav", "--depths", "1", "--seeds", "0", "--dataset", data, "--out_dir", out,
+             "--jobs", "2", "--at_tokens", "1k", "--max_iters", "20000", "--eval_interval", "20000",
+             "--log_interval", "10", *SMALL]
+    parent, child = pty.openpty()
+    termios.tcsetwinsize(child, (24, 200))
+    process = subprocess.Popen([*SWEEP, *map(str, flags)], cwd=ROOT, stderr=child, stdout=subprocess.DEVNULL)
+    os.close(child)
+    shown = []
+    def read():
+        with contextlib.suppress(OSError):
+            while True:
+                shown.append(os.read(parent, 4096))
+    threading.Thread(target=read, daemon=True).start()
+    try:
+        assert waited(lambda: all(sweep.last_line(out / f"{x}-1x16-s0").get("iter", 0) >= 20 for x in ("block", "wav")))
+        assert waited(lambda: b"block-1x16-s0 loss " in b"".join(shown))
+        assert len(processes_with(out)) == 3
+    finally:
+        process.kill()
+        process.wait()
+        os.close(parent)
+    assert waited(lambda: not processes_with(out))
+    assert json.loads((out / "sweep.json").read_text())["at_tokens"] == "1k"
+    reached = [torch.load(out / f"{x}-1x16-s0" / "ckpt.pt", weights_only=True)["iter"] for x in ("block", "wav")]
+    assert all(20 <= i < 20000 for i in reached)
+
+@pytest.mark.slow                       # processes
+def test_two_sweeps_share_the_cells(data, tmp_path):
+    """Each cell is run once, by one of them; a run that was started by hand is waited for; both end with all tables."""
+    out = tmp_path / "s"
+    flags = ["--dataset", data, "--max_iters", "300", "--eval_interval", "100", *SMALL]
+    by_hand = subprocess.Popen([sys.executable, ROOT / "train.py", "--router", "block", "--n_layer", "1", "--seed", "0",
+                                "--out_dir", out / "block-1x16-s0", *flags], stdout=subprocess.DEVNULL)
+    assert waited(lambda: (out / "block-1x16-s0" / "config.json").exists())
+    command = [*SWEEP, "--routers", "block,wav", "--depths", "1", "--seeds", "0,1", "--out_dir", out, *flags]
+    both = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            for _ in range(2)]
+    said = [process.communicate(timeout=300)[0] for process in both]
+    assert by_hand.wait() == 0 and [process.returncode for process in both] == [0, 0], said
+    assert all("failed" not in text and "| wav | block | 1 | 2 |" in text for text in said)
+    trained = [text.count(": val loss") for text in said]
+    assert sum(trained) in (3, 4)                                       # by hand one, unless it had ended before
+    assert {p.name for p in out.glob("*/*")} == {"config.json", "log.jsonl", "ckpt.pt", "best.pt"}
+
+def test_cells_that_start_from_other_runs(data, tmp_path, monkeypatch, capsys):
+    """{seed} in --init_from is the cell's own, and iteration 0 says what the weights are worth with each router."""
+    for seed in (0, 1):
+        go("--dataset", data, "--router", "residual", "--seed", seed, "--max_iters", 5, "--out_dir",
+           tmp_path / f"b{seed}")
+    flags = ["--routers", "residual,block,delta:route_gate=0", "--depths", "2", "--seeds", "0,1",
+             "--baseline", "residual", "--max_iters", "0", "--dataset", data, "--out_dir", str(tmp_path / "s"), *SMALL]
+    monkeypatch.setattr(sweep, "subprocess", types.SimpleNamespace(Popen=InProcess, PIPE=None, STDOUT=None))
+    sweep.main([*flags, "--init_from", str(tmp_path / "b{seed}")])
+    text = capsys.readouterr().out
+    ends = [log(tmp_path / f"b{seed}")[-1]["val_loss"] for seed in (0, 1)]
+    rows = rows_of(text, "Iteration 0, before any training")
+    assert [r[0] for r in rows] == ["residual", "block", "delta:route_gate=0"]
+    assert rows[0][4] == rows[2][4] == f"{statistics.mean(ends):.4f} ± {statistics.stdev(ends):.4f}"
+    block, delta = rows_of(text, "The differences there")
+    assert delta[3:5] == ["2", "+0.0000"]                               # a gate of 0 changes nothing
+    assert block[3] == "2" and block[4] != "+0.0000"
+
+    with pytest.raises(UserError, match="did not start from the weights of --init_from"):
+        sweep.main([*flags, "--init_from", str(tmp_path / "b1")])
+    with pytest.raises(UserError, match="the cell residual at 2 layers: --init_from is .*b2"):
+        sweep.main([*flags, "--seeds", "2", "--init_from", str(tmp_path / "b{seed}")])
+    with pytest.raises(UserError, match="the cell residual at 3 layers: .*b0 has 2 layers."):
+        sweep.main([*flags, "--depths", "3", "--init_from", str(tmp_path / "b{seed}")])
+
+class InProcess:
+    """A process of a sweep, run at once and in this one."""
+    def __init__(self, command, **kwargs):
+        train.main(command[2:])
+        self.returncode, self.stdin = 0, types.SimpleNamespace(close=lambda: None)
+
+    def poll(self):
+        return 0

@@ -1,0 +1,329 @@
+"""report.py: what is no pair is left out and said; statistics against scipy and numpy; tables against the CSV."""
+import json
+import math
+import shutil
+import sys
+from unittest import mock
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+import train
+from lab import report, sweep
+from nanodepth.files import UserError
+from nanodepth.runs import NO_MATTER
+from tiny import digest, fake_run, rows_of
+
+BLOCK = [[3.0, 2.0, 1.5], [3.1, 2.2, 1.6], [2.9, 1.9, 1.4]]
+# wav minus block: -0.2, -0.1, +0.05 at the end; +0.1, 0, -0.1 half way
+WAV = [[3.0, 2.1, 1.3], [3.1, 2.2, 1.5], [2.9, 1.8, 1.45]]
+
+@pytest.fixture
+def runs(tmp_path):
+    for label, losses in (("wav", WAV), ("block", BLOCK)):
+        for seed in (2, 0, 1):
+            fake_run(tmp_path, label, 4, seed, losses[seed])
+    return tmp_path
+
+def tell(folder, *flags, drawn=False) -> str:
+    """results.md of a folder."""
+    with mock.patch.object(report, "pictures", report.pictures if drawn else lambda *args: ""):      # they take seconds
+        sweep.main(["--report", str(folder), *flags])
+    return (folder / "results.md").read_text(encoding="utf-8")
+
+AGAINST = "Val loss minus that of the baseline"
+
+def row(text, label, title=AGAINST, depth="4"):
+    found = [r for r in rows_of(text, title) if r[0] == label and r[2] == depth]
+    assert len(found) == 1
+    return dict(zip(["router", "against", "layers", *report.PAIRED], found[0]))
+
+# ---------------------------------------------------------------------------------------------------------------------
+# statistics
+
+@pytest.mark.parametrize("n", [2, 3, 5, 12])
+def test_statistics_against_scipy_and_numpy(n):
+    rng = np.random.default_rng(n)
+    base = rng.normal(1.5, 0.05, n)
+    loss = base + rng.normal(-0.01, 0.02, n)
+    p = report.paired(loss - base)
+    interval = stats.ttest_rel(loss, base).confidence_interval(0.95)
+    d = loss - base
+    assert (p["low"], p["high"]) == pytest.approx(tuple(interval), rel=1e-12)
+    assert p["mean"] == pytest.approx(np.mean(d), rel=1e-12) and p["sd"] == pytest.approx(np.std(d, ddof=1), rel=1e-12)
+    assert (p["n"], p["wins"]) == (n, sum(d < 0))
+
+def test_what_few_pairs_cannot_say():
+    p = report.paired([0.0])
+    assert p["n"] == 1 and p["wins"] == 0 and all(math.isnan(p[k]) for k in ("sd", "low", "high", "detectable"))
+    assert report.paired_cells(report.compared(frame([1.5], [1.5]))[0])[:6] == [1, "+0.0000", "-", "-", "0 of 1", "-"]
+    assert report.paired([])["n"] == 0
+    equal = report.paired([0.0, 0.0, 0.0])                              # rd tied against block, on a CPU
+    assert (equal["low"], equal["high"], equal["wins"]) == (0, 0, 0)
+
+def test_detectable_is_shown_in_80_of_100_repeats():
+    """Normal differences with a true mean of the expected detectable size: the interval is without 0 in 80 % of 20,000
+    samples. The standard error of that share is 0.003; sd is replaced by the true one, so the formula is exact only for
+    large n (n = 5: 0.79)."""
+    for n, tolerance in ((5, 0.02), (30, 0.01)):
+        t = stats.t(n - 1)
+        size = (t.ppf(0.975) + t.ppf(0.8)) / math.sqrt(n)
+        assert report.paired(np.array([1.0, -1.0] * (n // 2) + [0.0] * (n % 2)))["detectable"] == pytest.approx(
+            size * np.std([1.0, -1.0] * (n // 2) + [0.0] * (n % 2), ddof=1), rel=1e-12)
+        d = np.random.default_rng(0).normal(size, 1, (20000, n))
+        half = t.ppf(0.975) * d.std(1, ddof=1) / math.sqrt(n)
+        assert np.mean(np.abs(d.mean(1)) > half) == pytest.approx(0.8, abs=tolerance)
+
+def frame(loss, base, depth=4):
+    return pd.DataFrame([{"depth": depth, "label": "wav", "against": "block", "seed": i, "tokens": 100, "loss": a,
+                          "base": b, "difference": a - b, "why": None, "run": None}
+                         for i, (a, b) in enumerate(zip(loss, base))])
+
+def test_correlation_of_pairs():
+    loss, base = [1.3, 1.5, 1.45, 1.2], [1.5, 1.6, 1.4, 1.3]
+    assert report.compared(frame(loss, base))[0]["r"] == pytest.approx(np.corrcoef(loss, base)[0, 1], rel=1e-12)
+    for n in (1, 2):                                                    # two points always lie on a line
+        assert math.isnan(report.compared(frame(loss[:n], base[:n]))[0]["r"])
+    assert math.isnan(report.compared(frame(loss, [1.5] * 4))[0]["r"])
+
+def test_the_trend_over_depth_is_paired_by_seed(runs):
+    deep = [[3.0, 2.1, 1.2], [3.1, 2.2, 1.45], [2.9, 1.8, 1.3]]
+    for seed in range(3):
+        fake_run(runs, "block", 8, seed, BLOCK[seed])
+        fake_run(runs, "wav", 8, seed, deep[seed])
+        fake_run(runs, "rd", 4, seed, WAV[seed])                        # at one depth: no trend
+    fake_run(runs, "wav", 8, 3, deep[0])                                # a seed that 4 layers have not
+    fake_run(runs, "block", 8, 3, BLOCK[0])
+    [trend] = rows_of(tell(runs), "Does it change with depth?")
+    change = [deep[i][2] - WAV[i][2] for i in range(3)]                 # the baseline's losses are equal here
+    interval = stats.ttest_1samp(change, 0).confidence_interval(0.95)
+    assert trend[:6] == ["wav", "block", "4 to 8", "3", f"{np.mean(change):+.4f}",
+                         f"{interval.low:+.4f} .. {interval.high:+.4f}"]
+
+def test_tables_and_csv(runs):
+    text = tell(runs, "--at_tokens", "1k,5k")
+    frame = pd.read_csv(runs / "results.csv")
+    assert list(zip(frame.label, frame.seed)) == [(label, seed) for label in ("block", "wav") for seed in range(3)]
+    first = {"label": "block", "router": "block", "depth": 4, "seed": 0, "n_embd": 16, "params": 1004,
+             "dataset": "tiny", "iter": 20, "tokens": 2000, "val_loss": 1.5, "tok_per_s": 50.0, "peak_mem_mb": 300.0,
+             "elapsed_s": 7.0, "torch": "2.13.0", "device": "cpu", "dtype": "float32", "data_digest": "d" * 32,
+             "run": "block-4x16-s0"}
+    assert first.items() <= frame.iloc[0].to_dict().items()
+    assert frame.iloc[0].val_bpb == pytest.approx(1.5 / math.log(2), rel=1e-12)
+    assert len(pd.read_csv(runs / "evaluations.csv")) == 6 * 3
+
+    # the tables, recomputed from the CSV
+    block, wav = (frame[frame.label == label].val_loss.to_numpy() for label in ("block", "wav"))
+    bits = [f"{np.mean(x) / math.log(2):.4f} ± {np.std(x, ddof=1) / math.log(2):.4f}" for x in (block, wav)]
+    assert rows_of(text, "Mean ±") == [
+        [label, "4", "0 1 2", "1,004", f"{np.mean(x):.4f} ± {np.std(x, ddof=1):.4f}", bit, "51", "301", ""]
+        for label, x, bit in zip(("block", "wav"), (block, wav), bits)]
+    interval = stats.ttest_rel(wav, block).confidence_interval(0.95)
+    got = row(text, "wav")
+    assert got["difference"] == f"{np.mean(wav - block):+.4f}" and got["left out"] == "" and got["n"] == "3"
+    assert got["95 % interval"] == f"{interval.low:+.4f} .. {interval.high:+.4f}"
+    assert (got["wins"], got["r"]) == ("2 of 3", f"{np.corrcoef(wav, block)[0, 1]:.2f}")
+    [half_way] = rows_of(text, "The same on the way")                   # nothing was evaluated near 5,000 tokens
+    half = 4.302653 * 0.1 / math.sqrt(3)                                # +0.1, 0, -0.1
+    assert half_way[:6] == ["wav", "block", "4", "1,000", "3", "+0.0000"]
+    assert half_way[6] == f"{-half:+.4f} .. {half:+.4f}"
+    assert "Intervals of 95 % shown: 2. If no router made a difference, 0.1 of them" in text
+    pairs = pd.read_csv(runs / "pairs.csv")
+    assert pairs["mean"].tolist() == pytest.approx([0, np.mean(wav - block)], abs=1e-12)
+
+def test_report_keeps_what_the_sweep_compared(runs):
+    (runs / "sweep.json").write_text(json.dumps({"baseline": "wav", "at_tokens": "all"}))
+    text = tell(runs)
+    assert row(text, "block")["against"] == "wav" and len(rows_of(text, "The same on the way")) == 2
+    text = tell(runs, "--baseline", "delta")
+    assert row(text, "wav")["left out"] == "s0 s1 s2: no delta" and row(text, "wav")["difference"] == "-"
+    fake_run(runs, "rd", 4, 0, BLOCK[0])
+    assert "| rd |" in tell(runs) and "| rd |" not in tell(runs, "--routers", "block,wav")
+
+# ---------------------------------------------------------------------------------------------------------------------
+# what is no pair
+
+UNEQUAL = [                                                             # another wav: what differs; the reason
+    ({"n_embd": 32}, {}, "n_embd 32, not 16"),
+    ({"learning_rate": 0.001}, {}, "learning_rate 0.001, not 0.002"),
+    ({"max_iters": 10}, {}, "max_iters 10, not 20"),
+    ({"eval_iters": 3}, {}, "eval_iters 3, not 10"),
+    ({}, {"data": "e" * 32}, "data eeeeeeee, not dddddddd"),            # a corpus prepared anew
+    ({"init_from": "b"}, {"start": "f" * 32}, "starting weights a checkpoint, not none"),
+    ({}, {"torch": "2.12.0"}, "torch 2.12.0, not 2.13.0"),
+    ({}, {"dtype": "bfloat16"}, "dtype bfloat16, not float32"),
+    ({}, {"device": "cpu, cuda"}, "device cpu, cuda, not cpu"),
+    ({}, {"model": "a" * 16}, "model.py aaaaaaaa, not bbbbbbbb"),
+    ({}, {"changed": [{"iter": 10, "learning_rate": 0.1}]},
+     "settings changed on the way [{iter: 10, learning_rate: 0.1}], not []"),
+    ({}, None, "no fingerprint: it was trained by an older version"),
+    ({"tokens_per_step": 95}, {}, "95 tokens a step, not 100"),
+]
+
+@pytest.mark.parametrize("settings, mark, reason", UNEQUAL, ids=[reason for *_, reason in UNEQUAL])
+def test_an_unequal_run_is_in_no_difference(tmp_path, settings, mark, reason):
+    """In a cell with others like it, it is left out with its reason, of mean and of pairs; alone, the row is empty."""
+    for seed in range(3):
+        fake_run(tmp_path, "block", 4, seed, BLOCK[seed])
+        if seed:
+            fake_run(tmp_path, "wav", 4, seed, WAV[seed])
+    losses = WAV[0][:2] if "max_iters" in settings else WAV[0]
+    odd = fake_run(tmp_path, "wav", 4, 0, losses, mark=mark, **settings)
+    text = tell(tmp_path, "--at_tokens", "1k")
+    for title in (AGAINST, "The same on the way"):
+        got = [r for r in rows_of(text, title) if r[0] == "wav"]
+        assert len(got) == 1 and got[0][-1] == f"s0: {reason}" and got[0][-8] == "2"
+    d = [WAV[s][2] - BLOCK[s][2] for s in (1, 2)]
+    assert row(text, "wav")["difference"] == f"{np.mean(d):+.4f}"
+    mean = rows_of(text, "Mean ±")[1]
+    assert mean[2] == "1 2" and f"{odd.name}: {reason}" in mean[-1] and "other seeds than 0 1 2" in mean[-1]
+
+    for seed in (1, 2):
+        shutil.rmtree(tmp_path / f"wav-4x16-s{seed}")
+    got = row(tell(tmp_path), "wav")
+    assert got["left out"] == f"s0: {reason}".replace("a checkpoint", "ffffffff") and got["n"] == "0"
+    assert {got[x] for x in report.PAIRED[1:-1]} == {"-"}
+
+def test_unequal_tokens_at_one_milestone(tmp_path):
+    """95k against 100k tokens: within the tolerance of --at_tokens, and no pair."""
+    fake_run(tmp_path, "block", 4, 0, BLOCK[0], every=20)
+    fake_run(tmp_path, "wav", 4, 0, WAV[0] * 3, every=19, max_iters=1000)
+    [got] = rows_of(tell(tmp_path, "--at_tokens", "2k"), "The same on the way")
+    assert got[0] == "wav" and got[4:6] == ["0", "-"] and got[-1] == "s0: max_iters 1000, not 40"
+    path = tmp_path / "wav-4x16-s0" / "config.json"
+    config = json.loads(path.read_text())
+    config["settings"]["max_iters"] = 40
+    path.write_text(json.dumps(config))
+    [got] = rows_of(tell(tmp_path, "--at_tokens", "2k"), "The same on the way")
+    assert got[4:6] == ["0", "-"] and got[-1] == "s0: 1,900 tokens, not 2,000"
+
+def test_a_control_that_was_stopped_early(runs):
+    shutil.rmtree(runs / "block-4x16-s1")
+    with open(fake_run(runs, "block", 4, 1, BLOCK[1][:2], max_iters=20) / "log.jsonl", "a") as f:
+        f.write('{"iter": 20, "val_lo')                                 # cut short by a kill
+    text = tell(runs)
+    got = row(text, "wav")
+    assert got["n"] == "2" and got["left out"] == "s1: block-4x16-s1 is not finished"
+    assert "block-4x16-s1 is not finished: iteration 10 of 20." in text
+    # means of other seeds are not to be compared, and not drawn side by side
+    assert [r[2] for r in rows_of(text, "Mean ±")] == ["0 2", "0 1 2"]
+    assert rows_of(text, "Mean ±")[1][-1] == "other seeds than 0 2: see the pairs"
+    cells = report.means(report.read_runs(runs)[0], "block")
+    assert list(zip(cells.label, cells.alike)) == [("block", True), ("wav", False)]
+
+def test_a_cell_s_runs_have_one_router_s_code(runs):
+    shutil.rmtree(runs / "wav-4x16-s2")
+    fake_run(runs, "wav", 4, 2, WAV[2], mark={"router": "0" * 16})
+    got = row(tell(runs), "wav")
+    assert got["n"] == "2" and got["left out"] == "s2: the router's code 00000000, not "+ digest("wav")[:8]
+
+def test_what_may_differ(runs):
+    """What a label names, and what changes no number; every seed may start from weights of its own."""
+    for seed in range(3):
+        fake_run(runs, "rd:rd_control=tied:learning_rate=0.1", 4, seed, BLOCK[seed], rd_control="tied",
+                 learning_rate=0.1)
+        fake_run(runs, "block:plain_read=true", 4, seed, BLOCK[seed], plain_read=True, log_interval=7, compile=True)
+    text = tell(runs)
+    for label in ("rd:rd_control=tied:learning_rate=0.1", "block:plain_read=true"):
+        assert (row(text, label)["n"], row(text, label)["left out"]) == ("3", "")
+    assert "block:plain_read=true is block computed in another way: its row is what rounding alone does." in text
+    for seed in range(3):
+        for label, losses in (("block", BLOCK), ("wav", WAV)):
+            fake_run(runs / "started", label, 4, seed, losses[seed], mark={"start": f"{seed}" * 32},
+                     init_from=f"b{seed}")
+    text = tell(runs / "started")
+    assert row(text, "wav")["n"] == row(text, "wav", "The differences there")["n"] == "3"
+
+def test_every_setting_is_compared(tmp_path):
+    """Any setting that is not in NO_MATTER makes two runs no pair, also one that comes later."""
+    a = report.read_run(fake_run(tmp_path, "block", 4, 0, BLOCK[0]))
+    for name in train.DEFAULTS.keys() - {*NO_MATTER, "seed", "n_layer"}:
+        b = report.read_run(fake_run(tmp_path, "block", 4, 0, BLOCK[0]))
+        b.config["settings"][name] = b.config["model"][name] = "other"
+        b.label = "wav"
+        assert report.unlike(a, b).startswith(f"{name} ") and "not other" in report.unlike(a, b)
+        b.label = f"wav:{name}=other"
+        assert report.unlike(a, b) is None
+        a.label, a.config["settings"][name] = f"block:{name}=other", "another"         # in spite of their labels
+        assert report.unlike(a, b).startswith(f"{name} another, not other")
+        a = report.read_run(fake_run(tmp_path, "block", 4, 0, BLOCK[0]))
+
+@pytest.mark.parametrize("label, there, baseline, want", [
+    ("wav", "block wav", "block", "block"),
+    ("block", "block wav", "block", None),
+    ("wav:learning_rate=1e-3", "block block:learning_rate=1e-3 block:learning_rate=4e-3", "block",
+     "block:learning_rate=1e-3"),
+    ("wav:learning_rate=2e-3", "block block:learning_rate=1e-3", "block", "block"),
+    ("wav:details=split:learning_rate=1e-3", "block block:learning_rate=1e-3", "block", "block:learning_rate=1e-3"),
+    ("block:learning_rate=1e-3", "block:learning_rate=1e-3 wav", "block", None),
+    ("block:plain_read=true", "block block:plain_read=true", "block", "block"),
+    ("wav", "wav", "block", "block"),                                   # which is not there: the row says so
+    ("rd", "rd:rd_control=tied rd block", "rd:rd_control=tied", "rd:rd_control=tied"),
+])
+def test_which_baseline(label, there, baseline, want):
+    assert report.against(label, set(there.split()), baseline) == want
+
+def test_one_damaged_folder_is_named_and_the_rest_reported(runs):
+    (runs / "rd-4x16-s0").mkdir()
+    (runs / "rd-4x16-s0" / "config.json").write_text("{")
+    fake_run(runs, "delta", 4, 0, BLOCK[0]).rename(runs / "residual-4x16-s0")
+    fake_run(runs, "wav:learning_rate=1e-3", 4, 0, BLOCK[0], learning_rate=5e-3)
+    (fake_run(runs, "rd", 4, 1, BLOCK[0]) / "log.jsonl").write_text("")             # has only begun
+    text = tell(runs, drawn=True)
+    assert row(text, "wav")["n"] == "3"
+    assert "rd-4x16-s0 is damaged: its config.json or log.jsonl cannot be read." in text
+    assert "residual-4x16-s0 is not what it is called: it holds delta-4x16-s0." in text
+    assert "s0 is not what it is called: it holds wav+learning_rate=0.005-4x16-s0." in text
+    assert "rd-4x16-s1 is not finished: iteration 0 of 20." in text
+    for path in runs.iterdir():
+        shutil.rmtree(path) if path.is_dir() and path.name != "rd-4x16-s0" else None
+    with pytest.raises(UserError, match="rd-4x16-s0 is damaged"):
+        tell(runs)
+
+# ---------------------------------------------------------------------------------------------------------------------
+# what may be missing, pictures
+
+def test_without_pandas_a_sentence_before_anything(runs, monkeypatch):
+    monkeypatch.setattr(report, "pd", None)
+    with pytest.raises(UserError, match="pip install -r requirements-extra.txt"):
+        sweep.main(["--out_dir", str(runs / "new")])
+    assert not (runs / "new").exists()
+
+def test_tables_without_matplotlib(runs, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    tell(runs, drawn=True)
+    assert "For pictures: pip install matplotlib" in capsys.readouterr().out
+    assert not list(runs.glob("*.png"))
+
+def test_pictures(runs, capsys):
+    """What is drawn is what the tables say, and no mean of other seeds is beside the rest."""
+    plt = pytest.importorskip("matplotlib.pyplot")
+    fake_run(runs, "block", 8, 0, BLOCK[0])
+    fake_run(runs, "wav", 8, 0, WAV[0])
+    fake_run(runs, "rd", 4, 0, WAV[0])                                  # one seed of three
+    drawn = {}
+    close, plt.close = plt.close, lambda figure: drawn.setdefault(len(drawn), figure)
+    try:
+        tell(runs, drawn=True)
+    finally:
+        plt.close = close
+    for name in ("depth.png", "curves.png"):
+        assert (runs / name).read_bytes().startswith(b"\x89PNG") and (runs / name).stat().st_size > 10000
+    curves, depth = drawn[0], drawn[1]
+    assert depth.get_suptitle() == "tiny, 2,000 tokens, width 16"
+    texts = [t.get_text() for t in depth.legends[0].get_texts()]
+    assert texts == ["block", "rd, n = 1", "wav, n = 3, 1"]
+    left, right = ({c.get_label().split(",")[0]: c[0].get_ydata() for c in axis.containers} for axis in depth.axes)
+    assert left["block"] == pytest.approx([1.5, 1.5]) and len(left["rd"]) == 0
+    assert right["wav"] == pytest.approx([-0.25 / 3, -0.2]) and right["rd"] == pytest.approx([-0.2])
+    styles = {(c[0].get_marker(), c[0].get_linestyle()) for c in depth.axes[1].containers}
+    assert len(styles) == 3                                             # told apart without colour
+    below = {line.get_label(): line for line in curves.axes[2].lines}
+    assert list(below["wav"].get_xdata()) == [1000, 2000]               # the second half
+    assert below["wav"].get_ydata() == pytest.approx([0, -0.25 / 3], abs=1e-12)
+    half = 4.302653 * 0.1 / math.sqrt(3)
+    band = curves.axes[2].collections[1].get_paths()[0].vertices        # rd's is the first
+    assert band[:, 1].max() == pytest.approx(half, rel=1e-5)
+    plt.close("all")
