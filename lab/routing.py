@@ -383,12 +383,8 @@ def look_at(path: str, s: RoutingConfig, device: str) -> dict:
               **measure(model, batches)}
     first = first_model(checkpoint, config)
     now, before = inputs(model, batches), inputs(first.to(device), batches) if first else {}
-    chosen = {read["read"]: read for read in result["reads"]}
-    result["reads"] = []
-    for l in sorted(now):
-        bare = {"read": l, "name": read_name(l, 2 * config.n_layer), "sources": [], "choice": False}
-        first_ = {f"first_{name}": x for name, x in before.get(l, {}).items()}
-        result["reads"].append(chosen.get(l, bare) | now[l] | first_)
+    result["inputs"] = [{"read": l, "name": read_name(l, 2 * config.n_layer), **now[l],
+                         **{f"first_{name}": x for name, x in before.get(l, {}).items()}} for l in sorted(now)]
     if s.ablate:
         able = any(read["choice"] for read in result["reads"])
         result["ablations"] = ablate(model, batches, result["reads"], s.ablate) if able else []

@@ -22,11 +22,13 @@ def frame_of(results: list[dict]) -> pd.DataFrame:
     for r in results:
         label = r["cell"].removesuffix(f"-{r['n_layer']}x{r['n_embd']}").replace("+", ":")
         of_stack = r.get("sources", {"read": None})                             # of one read alone
-        for read in r["reads"]:
+        reads = {read["read"]: read for read in r["reads"]}
+        for reaching in r["inputs"]:
+            read = reads.get(reaching["read"], {"sources": [], "choice": False})
             n = len(read["sources"])
-            row = {"label": label, **{k: r[k] for k in FACTS}, "n": n, "equal": 1 / n if n else None}
+            row = {"label": label, **{k: r[k] for k in FACTS}, **reaching, "n": n, "equal": 1 / n if n else None}
             row |= {k: v for k, v in read.items() if not isinstance(v, list) and k != "js_bits"}
-            if read["name"] == of_stack["read"]:
+            if row["name"] == of_stack["read"]:
                 row |= {"adjacent_cosine": np.mean(of_stack["adjacent_cosine"] or [math.nan]),
                         "effective_rank": of_stack["effective_rank"]}
             rows.append(row)
@@ -110,8 +112,8 @@ def summary(result: dict) -> str:
     else:
         text = f"{result['router']} has no depth read, or none by self.reader(): no choice along depth is seen.\n"
     columns = {when + name: name + title for name in ("rms", "v_rms", "passed", "v_passed")
-               for when, title in (("first_", " at first"), ("", "")) if when + name in result["reads"][0]}
-    return f"{text}\nWhat reaches the sublayers, before their norm\n\n{banded(result['reads'], columns)}"
+               for when, title in (("first_", " at first"), ("", "")) if when + name in result["inputs"][0]}
+    return f"{text}\nWhat reaches the sublayers, before their norm\n\n{banded(result['inputs'], columns)}"
 
 def of_runs(frame: pd.DataFrame) -> pd.DataFrame:
     """What --compare lays side by side: a row for each run, (cell, run), and a column for each line of its table."""
@@ -219,7 +221,7 @@ def heat_map(axis, rows: list[tuple[str, dict]], columns: list[str], title: str,
 
 def one_run(plt, result: dict):
     """Above, the weights: a row for each layer, the same in every map. Below, what was measured of them, by layer."""
-    reads, L = [read for read in result["reads"] if read["sources"]], result["n_layer"]
+    reads, L = result["reads"], result["n_layer"]
     chosen = [read for read in reads if read["choice"]]
     if not chosen:
         raise UserError(f"--png: {result['router']} has no read with a choice; --rms_png draws what it hands on.")

@@ -57,7 +57,7 @@ def test_every_source_has_its_name(c):
     want = router(e, toy_sublayers(w))
     with torch.no_grad(), Watch(router, lambda *read: seen.append((*read, len(recorder.updates)))):
         got = router(e, recorder.sublayers)
-    assert torch.equal(got, want) and not {"read", "reader"} & vars(router).keys()        # watching changes nothing, and leaves nothing
+    assert torch.equal(got, want) and not {"read", "reader"} & vars(router).keys()
     assert [l for l, *_ in seen] == list(range(2 * c.n_layer + (c.router not in reference.ADDITIVE)))
     for l, sources, scale, alphas, done in seen:
         names = routing.source_names(router, l, len(sources))
@@ -350,15 +350,14 @@ def test_a_router_that_does_not_read_depth_has_its_inputs(runs, capsys):
 def test_the_first_weights_are_those_of_the_seed(runs, data, tmp_path):
     """A run of no steps is stopped at its first weights: what reaches its sublayers is the same, to the bit."""
     go("--dataset", data, "--router", "rd", "--seed", 1, "--max_iters", 0, "--out_dir", tmp_path / "begun")
-    go("--dataset", data, "--init_from", tmp_path / "begun", "--max_iters", 1, "--out_dir", tmp_path / "next")
-    for name, run in (("begun", tmp_path / "begun"), ("rd", runs / "rd-2x16-s1"), ("next", tmp_path / "next")):
+    for name, run in (("begun", tmp_path / "begun"), ("rd", runs / "rd-2x16-s1")):
         routed(run, "--json", tmp_path / f"{name}.json")
-    begun, rd, later = (json.loads((tmp_path / f"{name}.json").read_text())["reads"]
-                        for name in ("begun", "rd", "next"))
+    begun, rd = (json.loads((tmp_path / f"{name}.json").read_text())["inputs"] for name in ("begun", "rd"))
     for a, b in zip(begun, rd, strict=True):
         for name in ("rms", "passed", *(["v_rms"] if a["read"] in (0, 2) else [])):
             assert a[name] == a["first_" + name] == b["first_" + name] != b[name] or a["read"] == 0
-    assert not any("first_rms" in read for read in later)                       # it began from weights, not from a seed
+    for settings, more in (({"init_from": "out/x"}, {}), ({"init_from": "resume"}, {"fingerprint": {"start": "1f"}})):
+        assert routing.first_model({"settings": settings | {"seed": 0}, **more}, GPTConfig()) is None
 
 def test_comparison(runs, tmp_path, capsys):
     pytest.importorskip("matplotlib")
@@ -430,15 +429,15 @@ def test_pictures_show_what_was_measured(runs, tmp_path):
     figure = report.one_run(plt, result)
     qk, v, gap, mlps = (image.get_array() for axis in figure.axes for image in axis.get_images())
     assert qk.shape == v.shape == gap.shape == (2, 4) and mlps.shape == (3, 4)  # rows of layers; e, C0, C1, PC
-    assert qk[1, :2] == pytest.approx(result["reads"][2]["weights"]) and v[1, :2] == pytest.approx(
-        result["reads"][2]["v_weights"])
-    assert (gap[1, :2] == v[1, :2] - qk[1, :2]).all()
+    read = result["reads"][2]
+    assert qk[1].tolist() == [*read["weights"], None, None] and v[1].tolist() == [*read["v_weights"], None, None]
+    assert gap[1].tolist() == [b - a for a, b in zip(read["weights"], read["v_weights"])] + [None, None]
     texts = {text.get_text() for axis in figure.axes for text in axis.texts}
     assert texts == {"0.2: cumulative, deep", "0.6: delta", "0.218: RD's paper"}
     result["cell"], other = "rd-2x16", result | {"seed": 1, "run": "other", "cell": "rd-2x16"}
     figure = report.reaching(plt, report.frame_of([result, other]))
     line = next(line for line in figure.axes[1].get_lines() if line.get_label() == "rd")
-    assert line.get_xydata().tolist() == [[0, result["reads"][0]["rms"]], [1, result["reads"][2]["rms"]]]
+    assert line.get_xydata().tolist() == [[0, result["inputs"][0]["rms"]], [1, result["inputs"][2]["rms"]]]
     assert len(figure.axes) == 4 and "seeds: 2" in figure.axes[0].get_title()
     plt.close("all")
 
