@@ -4,6 +4,8 @@ A frame has a row for each run and read, as --csv writes it. A cell is a set of 
 its figures are means over seeds, and ± is half of a 95 % t-interval.
 """
 import math
+from pathlib import Path
+from urllib.parse import unquote
 
 import numpy as np
 import pandas as pd
@@ -20,13 +22,14 @@ def frame_of(results: list[dict]) -> pd.DataFrame:
     """The frame of routing.look_at's results: facts of the run, and what was measured of the read but its weights."""
     rows = []
     for r in results:
-        label = r["cell"].removesuffix(f"-{r['n_layer']}x{r['n_embd']}").replace("+", ":")
+        facts = {k: r[k] for k in FACTS} | {"run": Path(r["run"]).resolve().name}
+        label = unquote(r["cell"].removesuffix(f"-{r['n_layer']}x{r['n_embd']}").replace("+", ":"))     # as lab.sweep's
         of_stack = r.get("sources", {"read": None})                             # of one read alone
         reads = {read["read"]: read for read in r["reads"]}
         for reaching in r["inputs"]:
             read = reads.get(reaching["read"], {"sources": [], "choice": False})
             n = len(read["sources"])
-            row = {"label": label, **{k: r[k] for k in FACTS}, **reaching, "n": n, "equal": 1 / n if n else None}
+            row = {"label": label, **facts, **reaching, "n": n, "equal": 1 / n if n else None}
             row |= {k: v for k, v in read.items() if not isinstance(v, list) and k != "js_bits"}
             if row["name"] == of_stack["read"]:
                 row |= {"adjacent_cosine": np.mean(of_stack["adjacent_cosine"] or [math.nan]),
@@ -135,7 +138,8 @@ def comparison(frame: pd.DataFrame) -> str:
     cells = [(cell, runs) for cell, runs in of_runs(frame).groupby(level="cell", sort=False)]
     texts = []
     for part in (cells[i:i + BESIDE] for i in range(0, len(cells), BESIDE)):
-        rows = [[title, *(with_interval(runs[title]) for _, runs in part)] for title in part[0][1]]
+        forms = {title: "{:.4f}".format if title == "loss" else number for title in part[0][1]}
+        rows = [[title, *(with_interval(runs[title], form) for _, runs in part)] for title, form in forms.items()]
         head = ["", *(with_n(cell, len(runs)) for cell, runs in part)]
         texts.append(table(head, [row for row in rows if any(row[1:])]))
     return "\n".join(texts)
@@ -271,13 +275,15 @@ def one_run(plt, result: dict):
 
 def panels(plt, frame: pd.DataFrame, columns: dict[str, tuple[str, dict]], note: str):
     """A row for each size of model, and a column for each {measure: (title, settings of the axis)}: by layer, the mean
-    over the seeds of every cell in a band of its interval; attention and MLPs apart."""
+    of every cell over the seeds that all have, in a band of its interval; attention and MLPs apart."""
     sizes, labels = frame.groupby(["n_layer", "n_embd"]), list(dict.fromkeys(frame["label"]))
     colours = plt.get_cmap("viridis")(np.linspace(0, 0.82, len(labels)))
     figure, axes = plt.subplots(len(sizes), len(columns), figsize=(4.3 * len(columns), 1.2 + 3 * len(sizes)),
                                 layout="constrained", squeeze=False)
     for row, ((n_layer, n_embd), size) in zip(axes, sizes):
-        seeds = sorted({*size.groupby("label")["run"].nunique()})
+        seeds = sorted(set.intersection(*(set(part["seed"]) for _, part in size.groupby("label"))))
+        size = size[size["seed"].isin(seeds)] if seeds else size
+        n = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}" if seeds else "each cell other seeds"
         for axis, (name, (title, settings)) in zip(row, columns.items()):
             for (label, mlp), part in size[size["read"] < 2 * n_layer].groupby(["label", size["read"] % 2]):
                 k, part = labels.index(label), part.dropna(subset=[name]).groupby("read")[name]
@@ -291,8 +297,7 @@ def panels(plt, frame: pd.DataFrame, columns: dict[str, tuple[str, dict]], note:
                 axis.plot(x, middle, color=colours[k], **style)
                 if not mlp:
                     axis.fill_between(x, middle - half, middle + half, color=colours[k], alpha=0.15, linewidth=0)
-            n = " to ".join(map(str, dict.fromkeys([seeds[0], seeds[-1]])))
-            axis.set(title=f"{title}\n{n_layer} layers of {n_embd}; seeds: {n}", **settings)
+            axis.set(title=f"{title}\n{n_layer} layers of {n_embd}, {n}", **settings)
     tokens, data, iterations = (" or ".join(map(str, sorted({*frame[name]}))) for name in ("tokens", "dataset", "iter"))
     by_layer(figure, axes.flat, f"Means over {tokens} validation tokens of {data} at iteration {iterations}, then over "
              f"seeds, in a band of 95 %. Lines with markers: attention; dashes: MLPs. {note}", 6)

@@ -1,6 +1,7 @@
 """routing.py: every source under its name, statistics by hand, masks that renormalise, means over seeds, errors."""
 import json
 import math
+import re
 import shutil
 import sys
 
@@ -201,7 +202,7 @@ def test_means_are_over_tokens_however_they_are_batched():
 @pytest.mark.parametrize("null", [False, True], ids=["", "null_source"])
 def test_sources_by_hand(null):
     model, batch, most = model_of("block", scale=1.0, null_source=null), tokens(), []
-    with torch.no_grad(), Watch(model.router, lambda l, sources, scale, alphas: most.append(torch.stack(sources[null:]))):
+    with torch.no_grad(), Watch(model.router, lambda l, sources, *_: most.append(torch.stack(sources[null:]))):
         model(batch[:, :-1])
     s = most[-1].double()                                               # the head's, without the null source
     got = measure(model, [batch])["sources"]
@@ -384,7 +385,10 @@ def test_comparison(runs, tmp_path, capsys):
     assert results["cumulative-2x16-s0"]["reads"][4]["sources"] == ["e", "h1", "h2", "h3", "h4"]
 
     routed("--compare", tmp_path / "c.csv", "--png", tmp_path / "again.png")
-    assert capsys.readouterr().out == out[:out.index("\nA source masked")]      # from the figures alone
+    again, first = capsys.readouterr().out, out[:out.index("\nA source masked")]        # from the figures alone, of 6 digits
+    figures = [[float(x) for x in re.findall(r"\d\.\d+", text)] for text in (again, first)]
+    assert figures[0] == pytest.approx(figures[1], rel=0.02, abs=2e-4) and len(figures[0]) > 20
+    assert re.sub(r"\d\.[\de-]+", "", again) == re.sub(r"\d\.[\de-]+", "", first)
     assert (tmp_path / "again.png").stat().st_size > 10000
     routed("--compare", tmp_path / "c.csv", "--only", "cumulative")
     assert "|  | cumulative-2x16 |" in capsys.readouterr().out
@@ -438,7 +442,7 @@ def test_pictures_show_what_was_measured(runs, tmp_path):
     figure = report.reaching(plt, report.frame_of([result, other]))
     line = next(line for line in figure.axes[1].get_lines() if line.get_label() == "rd")
     assert line.get_xydata().tolist() == [[0, result["inputs"][0]["rms"]], [1, result["inputs"][2]["rms"]]]
-    assert len(figure.axes) == 4 and "seeds: 2" in figure.axes[0].get_title()
+    assert len(figure.axes) == 4 and "2 layers of 16, seeds 0, 1" in figure.axes[0].get_title()
     plt.close("all")
 
 def test_sources_without_a_checkpoint(tmp_path, capsys):
