@@ -18,7 +18,7 @@ For every depth read, means over all tokens of the validation windows:
 
 and of what each sublayer then gets, before its own norm (whose epsilon is --norm_eps), with any router:
 
-    rms          sqrt(mean over D of h_l^2); v_rms of the value route; first_rms: of the first weights of the run's seed
+    rms          sqrt(mean over D of h_l^2); v_rms of the value route; rms_first: of the first weights of the run's seed
     passed       rms / sqrt(rms^2 + norm_eps): the length that the norm gives h_l, 1 if not for its epsilon
 
 A mean over reads or layers leaves out those with a single source: they have nothing to choose from. ± is half of a
@@ -384,7 +384,7 @@ def look_at(path: str, s: RoutingConfig, device: str) -> dict:
     first = first_model(checkpoint, config)
     now, before = inputs(model, batches), inputs(first.to(device), batches) if first else {}
     result["inputs"] = [{"read": l, "name": read_name(l, 2 * config.n_layer), **now[l],
-                         **{f"first_{name}": x for name, x in before.get(l, {}).items()}} for l in sorted(now)]
+                         **{f"{name}_first": x for name, x in before.get(l, {}).items()}} for l in sorted(now)]
     if s.ablate:
         able = any(read["choice"] for read in result["reads"])
         result["ablations"] = ablate(model, batches, result["reads"], s.ablate) if able else []

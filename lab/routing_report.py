@@ -4,6 +4,7 @@ A frame has a row for each run and read, as --csv writes it. A cell is a set of 
 its figures are means over seeds, and ± is half of a 95 % t-interval.
 """
 import math
+from itertools import product
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -69,7 +70,7 @@ def over_seeds(values: pd.Series) -> tuple[float, float]:
 
 def with_interval(values: pd.Series, form=number) -> str:
     mean, half = over_seeds(values)
-    return "" if math.isnan(mean) else form(mean) + ("" if math.isnan(half) else f" ± {form(half).lstrip('+')}")
+    return "" if math.isnan(mean) else form(mean) + (f" ± {form(half).lstrip('+')}" if half > 0 else "")
 
 def with_n(cell: str, n: int) -> str:
     return cell + (f" ({n} seeds)" if n > 1 else "")
@@ -114,8 +115,8 @@ def summary(result: dict) -> str:
         text = "Every read has a single source: there is nothing to choose from.\n"
     else:
         text = f"{result['router']} has no depth read, or none by self.reader(): no choice along depth is seen.\n"
-    columns = {when + name: name + title for name in ("rms", "v_rms", "passed", "v_passed")
-               for when, title in (("first_", " at first"), ("", "")) if when + name in result["inputs"][0]}
+    columns = {name + when: name + title for name in ("rms", "v_rms", "passed", "v_passed")
+               for when, title in (("_first", " at first"), ("", "")) if name + when in result["inputs"][0]}
     return f"{text}\nWhat reaches the sublayers, before their norm\n\n{banded(result['inputs'], columns)}"
 
 def of_runs(frame: pd.DataFrame) -> pd.DataFrame:
@@ -130,7 +131,7 @@ def of_runs(frame: pd.DataFrame) -> pd.DataFrame:
     columns |= {name.replace("_", " "): frame.groupby(by)[name].mean()
                 for name in ("adjacent_cosine", "effective_rank", "loss") if name in frame}
     columns |= {title: frame.groupby(by)[name].min() for title, name in
-                {"least passed, at first": "first_passed", "least passed": "passed"}.items() if name in frame}
+                {"least passed, at first": "passed_first", "least passed": "passed"}.items() if name in frame}
     return pd.DataFrame(columns, index=frame.groupby(by, sort=False).size().index)
 
 def comparison(frame: pd.DataFrame) -> str:
@@ -205,14 +206,14 @@ def every(points: int) -> int:
     return max(1, points // 12)
 
 def heat_map(axis, rows: list[tuple[str, dict]], columns: list[str], title: str, gap=False) -> None:
-    """Reads down, sources across; grey where a read does not have the source. rows: (name, {source: weight})."""
+    """Reads down, sources across; hatched where a read does not have the source. rows: (name, {source: weight})."""
     from matplotlib.colors import PowerNorm
     grid = np.array([[weights.get(name, math.nan) for name in columns] for _, weights in rows])
     reach = np.nanmax(np.abs(grid)) or 1
     style = {"cmap": "viridis", "norm": PowerNorm(0.5, 0, 1)}
     if gap:
         style = {"cmap": "cividis", "vmin": -reach, "vmax": reach}
-    axis.set_facecolor("0.8")
+    axis.patch.set(facecolor="white", edgecolor="0.8", hatch="////")
     image = axis.imshow(grid, aspect="auto", interpolation="nearest", **style)
     places = [*range(0, len(columns) - 1, math.ceil(len(columns) / 24)), len(columns) - 1]      # the last is PC, if any
     axis.set_xticks(places, [columns[i] for i in places], fontsize=7, rotation=90)
@@ -277,7 +278,7 @@ def panels(plt, frame: pd.DataFrame, columns: dict[str, tuple[str, dict]], note:
     """A row for each size of model, and a column for each {measure: (title, settings of the axis)}: by layer, the mean
     of every cell over the seeds that all have, in a band of its interval; attention and MLPs apart."""
     sizes, labels = frame.groupby(["n_layer", "n_embd"]), list(dict.fromkeys(frame["label"]))
-    colours = plt.get_cmap("viridis")(np.linspace(0, 0.82, len(labels)))
+    colours = plt.get_cmap("viridis")(np.linspace(0, 0.75, len(labels)))
     figure, axes = plt.subplots(len(sizes), len(columns), figsize=(4.3 * len(columns), 1.2 + 3 * len(sizes)),
                                 layout="constrained", squeeze=False)
     for row, ((n_layer, n_embd), size) in zip(axes, sizes):
@@ -285,22 +286,29 @@ def panels(plt, frame: pd.DataFrame, columns: dict[str, tuple[str, dict]], note:
         size = size[size["seed"].isin(seeds)] if seeds else size
         n = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}" if seeds else "each cell other seeds"
         for axis, (name, (title, settings)) in zip(row, columns.items()):
-            for (label, mlp), part in size[size["read"] < 2 * n_layer].groupby(["label", size["read"] % 2]):
-                k, part = labels.index(label), part.dropna(subset=[name]).groupby("read")[name]
-                if not len(part):
+            bands, kinds = [], [("-", name, 0), ("--", name, 1), (":", f"v_{name}", 0)]         # attention, MLPs, values
+            for (line, measure, parity), label in product(kinds, labels):
+                part = size[(size["label"] == label) & (size["read"] % 2 == parity) & (size["read"] < 2 * n_layer)]
+                part = part.dropna(subset=[measure]) if measure in size else part[:0]
+                if part.empty:
                     continue
-                middle, half = np.array([over_seeds(values) for _, values in part]).T
-                x = np.array([read for read, _ in part]) / 2
-                style = {"linewidth": 0.8, "alpha": 0.5, "linestyle": "--"} if mlp else {
-                    "linewidth": 1.2, "marker": MARKERS[k % len(MARKERS)], "markersize": 4, "label": label,
-                    "markevery": (k % every(len(x)), every(len(x)))}
-                axis.plot(x, middle, color=colours[k], **style)
-                if not mlp:
-                    axis.fill_between(x, middle - half, middle + half, color=colours[k], alpha=0.15, linewidth=0)
+                x, values = zip(*part.groupby("read")[measure])
+                middle, half = np.array([over_seeds(value) for value in values]).T
+                x, k, step = np.array(x) / 2, labels.index(label), every(len(x))
+                style = {"linewidth": 1, "alpha": 0.6}
+                if line == "-":
+                    style = {"label": label, "marker": MARKERS[k % len(MARKERS)], "markersize": 4,
+                             "markevery": (k % step, step)}
+                    bands.append((x, middle - half, middle + half, colours[k]))
+                axis.plot(x, middle, line, color=colours[k], **style)
             axis.set(title=f"{title}\n{n_layer} layers of {n_embd}, {n}", **settings)
+            limits = axis.get_ylim()                                            # few seeds make wide bands
+            for *band, colour in bands:
+                axis.fill_between(*band, color=colour, alpha=0.15, linewidth=0)
+            axis.set_ylim(limits)
     tokens, data, iterations = (" or ".join(map(str, sorted({*frame[name]}))) for name in ("tokens", "dataset", "iter"))
     by_layer(figure, axes.flat, f"Means over {tokens} validation tokens of {data} at iteration {iterations}, then over "
-             f"seeds, in a band of 95 %. Lines with markers: attention; dashes: MLPs. {note}", 6)
+             f"seeds, in a band of 95 %. Lines with markers: attention; dashes: MLPs{note}.", 6)
     return figure, axes
 
 def compared(plt, frame: pd.DataFrame):
@@ -313,7 +321,7 @@ def compared(plt, frame: pd.DataFrame):
                "cosine": ("cosine of the newest source and the one before", {})}
     if "js_nats" in frame and frame["js_nats"].notna().any():
         columns["js_nats"] = "divergence of the Q/K and V routes, nats", {"ylim": (0, None)}
-    figure, axes = panels(plt, frame, columns, "Grey: equal weights.")
+    figure, axes = panels(plt, frame, columns, "; dots: the route of values; grey: equal weights")
     for row, (_, size) in zip(axes, frame.groupby(["n_layer", "n_embd"])):
         for _, equal in size.drop_duplicates(["label", "read"]).groupby("label"):
             row[0].plot(equal["read"] / 2, equal["equal"], color="0.6", linewidth=0.8, zorder=1)
@@ -326,6 +334,6 @@ def reaching(plt, frame: pd.DataFrame):
     """rms of what sublayers read, and how much of it passes their norm, with the first weights and now."""
     titles = {"rms": ("rms of h_l", {"yscale": "log"}),
               "passed": ("share that passes the norm's epsilon", {"ylim": (0, 1.05)})}
-    columns = {when + name: (f"{title}, {words}", settings) for name, (title, settings) in titles.items()
-               for when, words in (("first_", "first weights"), ("", "trained")) if when + name in frame}
-    return panels(plt, frame, columns, "")[0]
+    columns = {name + when: (f"{title}, {words}", settings) for name, (title, settings) in titles.items()
+               for when, words in (("_first", "first weights"), ("", "trained")) if name + when in frame}
+    return panels(plt, frame, columns, "; dots: what values are made from")[0]

@@ -356,7 +356,7 @@ def test_the_first_weights_are_those_of_the_seed(runs, data, tmp_path):
     begun, rd = (json.loads((tmp_path / f"{name}.json").read_text())["inputs"] for name in ("begun", "rd"))
     for a, b in zip(begun, rd, strict=True):
         for name in ("rms", "passed", *(["v_rms"] if a["read"] in (0, 2) else [])):
-            assert a[name] == a["first_" + name] == b["first_" + name] != b[name] or a["read"] == 0
+            assert a[name] == a[name + "_first"] == b[name + "_first"] != b[name] or a["read"] == 0
     for settings, more in (({"init_from": "out/x"}, {}), ({"init_from": "resume"}, {"fingerprint": {"start": "1f"}})):
         assert routing.first_model({"settings": settings | {"seed": 0}, **more}, GPTConfig()) is None
 
@@ -385,7 +385,7 @@ def test_comparison(runs, tmp_path, capsys):
     assert results["cumulative-2x16-s0"]["reads"][4]["sources"] == ["e", "h1", "h2", "h3", "h4"]
 
     routed("--compare", tmp_path / "c.csv", "--png", tmp_path / "again.png")
-    again, first = capsys.readouterr().out, out[:out.index("\nA source masked")]        # from the figures alone, of 6 digits
+    again, first = capsys.readouterr().out, out[:out.index("\nA source masked")]     # from the figures alone
     figures = [[float(x) for x in re.findall(r"\d\.\d+", text)] for text in (again, first)]
     assert figures[0] == pytest.approx(figures[1], rel=0.02, abs=2e-4) and len(figures[0]) > 20
     assert re.sub(r"\d\.[\de-]+", "", again) == re.sub(r"\d\.[\de-]+", "", first)
