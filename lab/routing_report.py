@@ -286,7 +286,7 @@ def panels(plt, frame: pd.DataFrame, columns: dict[str, tuple[str, dict]], note:
         size = size[size["seed"].isin(seeds)] if seeds else size
         n = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}" if seeds else "each cell other seeds"
         for axis, (name, (title, settings)) in zip(row, columns.items()):
-            bands, kinds = [], [("-", name, 0), ("--", name, 1), (":", f"v_{name}", 0)]         # attention, MLPs, values
+            bands, kinds = [], [("-", name, 0), ("--", name, 1), (":", f"v_{name}", 0)]     # attention, MLPs, values
             for (line, measure, parity), label in product(kinds, labels):
                 part = size[(size["label"] == label) & (size["read"] % 2 == parity) & (size["read"] < 2 * n_layer)]
                 part = part.dropna(subset=[measure]) if measure in size else part[:0]

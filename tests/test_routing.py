@@ -468,6 +468,7 @@ class Mine(DepthRouter):
     assert capsys.readouterr().out.splitlines() == ["attn 0     2   s0 = 0, s1 = e", "mlp 0      2   s0 = e, s1 = u0",
                                                     "head       2   s0 = u0, s1 = u1"]
     wrong("router is 'wv'; did you mean wav?", "--sources", "wv")
+    wrong("--sources reads no run", "out/x", "--sources", "wav")
     wrong("n_blocks is 9; it must be from 1 to n_layer (2).", "--sources", "wav", "--n_layer", 2, "--n_blocks", 9)
 
 def wrong(message, *argv):
