@@ -443,6 +443,7 @@ def test_pictures_show_what_was_measured(runs, tmp_path):
     line = next(line for line in figure.axes[1].get_lines() if line.get_label() == "rd")
     assert line.get_xydata().tolist() == [[0, result["inputs"][0]["rms"]], [1, result["inputs"][2]["rms"]]]
     assert len(figure.axes) == 4 and "2 layers of 16, seeds 0, 1" in figure.axes[0].get_title()
+    assert [line.get_linestyle() for line in figure.axes[1].get_lines()] == ["-", "--", ":"]   # attention, MLPs, values
     plt.close("all")
 
 def test_sources_without_a_checkpoint(tmp_path, capsys):
