@@ -164,8 +164,8 @@ def ablation_text(results: list[dict]) -> str:
 # pictures. Colours go from dark to light, and cells have markers too, so that grey paper tells them apart.
 
 MARKERS = "os^Dvx*P<>"
-SHARP = {0.2: "0.2: cumulative, deep", 0.6: "0.6: delta"}       # in the Delta paper (2605.18855)
-DIVERGENCE = {0.218: "0.218: RD's paper"}                       # mean over layers at 120M (2608.01075), unit not said
+SHARP = {0.2: "0.2\ncumulative,\ndeep layers", 0.6: "0.6\ndelta"}       # in the Delta paper (2605.18855)
+DIVERGENCE = {0.218: "0.218\nRD's paper"}                       # mean over layers at 120M (2608.01075), unit not said
 
 def pyplot(flag: str):
     try:
@@ -183,11 +183,11 @@ def write(plt, path: str, figure) -> None:
     plt.close(figure)
 
 def references(axis, lines: dict[float, str]) -> None:
-    """Thin lines with what they are, at the right end."""
+    """Thin lines, and beside the axes what they are."""
     for y, text in lines.items():
         axis.axhline(y, color="0.4", linewidth=0.7, linestyle=(0, (1, 2)))
-        axis.annotate(text, (1, y), xycoords=("axes fraction", "data"), xytext=(-3, 0), textcoords="offset points",
-                      ha="right", va="center", fontsize=6, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})
+        axis.annotate(text, (1, y), xycoords=("axes fraction", "data"), xytext=(2, 0), textcoords="offset points",
+                      va="center", fontsize=6)
     axis.set_ylim(0, max(axis.get_ylim()[1], 1.1 * max(lines)))
 
 def by_layer(figure, axes, note: str, most: int) -> None:
@@ -307,6 +307,8 @@ def panels(plt, frame: pd.DataFrame, columns: dict[str, tuple[str, dict]], note:
                 axis.fill_between(*band, color=colour, alpha=0.15, linewidth=0)
             axis.set_ylim(limits)
     tokens, data, iterations = (" or ".join(map(str, sorted({*frame[name]}))) for name in ("tokens", "dataset", "iter"))
+    if any(f"v_{name}" in frame for name in columns):
+        note += "; dots: values of attention"
     by_layer(figure, axes.flat, f"Means over {tokens} validation tokens of {data} at iteration {iterations}, then over "
              f"seeds, in a band of 95 %. Lines with markers: attention; dashes: MLPs{note}.", 6)
     return figure, axes
@@ -321,7 +323,7 @@ def compared(plt, frame: pd.DataFrame):
                "cosine": ("cosine of the newest source and the one before", {})}
     if "js_nats" in frame and frame["js_nats"].notna().any():
         columns["js_nats"] = "divergence of the Q/K and V routes, nats", {"ylim": (0, None)}
-    figure, axes = panels(plt, frame, columns, "; dots: the route of values; grey: equal weights")
+    figure, axes = panels(plt, frame, columns, "; grey: equal weights")
     for row, (_, size) in zip(axes, frame.groupby(["n_layer", "n_embd"])):
         for _, equal in size.drop_duplicates(["label", "read"]).groupby("label"):
             row[0].plot(equal["read"] / 2, equal["equal"], color="0.6", linewidth=0.8, zorder=1)
@@ -336,4 +338,4 @@ def reaching(plt, frame: pd.DataFrame):
               "passed": ("share that passes the norm's epsilon", {"ylim": (0, 1.05)})}
     columns = {name + when: (f"{title}, {words}", settings) for name, (title, settings) in titles.items()
                for when, words in (("_first", "first weights"), ("", "trained")) if name + when in frame}
-    return panels(plt, frame, columns, "; dots: what values are made from")[0]
+    return panels(plt, frame, columns, "")[0]

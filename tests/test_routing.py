@@ -437,7 +437,7 @@ def test_pictures_show_what_was_measured(runs, tmp_path):
     assert qk[1].tolist() == [*read["weights"], None, None] and v[1].tolist() == [*read["v_weights"], None, None]
     assert gap[1].tolist() == [b - a for a, b in zip(read["weights"], read["v_weights"])] + [None, None]
     texts = {text.get_text() for axis in figure.axes for text in axis.texts}
-    assert texts == {"0.2: cumulative, deep", "0.6: delta", "0.218: RD's paper"}
+    assert texts == {"0.2\ncumulative,\ndeep layers", "0.6\ndelta", "0.218\nRD's paper"}
     result["cell"], other = "rd-2x16", result | {"seed": 1, "run": "other", "cell": "rd-2x16"}
     figure = report.reaching(plt, report.frame_of([result, other]))
     line = next(line for line in figure.axes[1].get_lines() if line.get_label() == "rd")
