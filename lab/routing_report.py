@@ -108,15 +108,16 @@ def summary(result: dict) -> str:
             text += f"Divergence of the Q/K and V routes, mean of {sum('js_nats' in read for read in reads)} layers: " \
                     f"{result['mean_js_nats']:.4f} nats, {result['mean_js_bits']:.4f} bits\n"
         s = result["sources"]
-        text += f"The {len(s['names'])} sources of {s['read']}: mean adjacent cosine " \
-                f"{np.mean(s['adjacent_cosine']):.3f}, effective rank {s['effective_rank']:.2f}, " \
-                f"norms {min(s['norms']):.2f} to {max(s['norms']):.2f}\n"
+        cosine = number(np.mean(s["adjacent_cosine"] or [math.nan])) or "-"
+        text += f"The {len(s['names'])} sources of {s['read']}: mean adjacent cosine {cosine}, effective rank " \
+                f"{s['effective_rank']:.2f}, norms {min(s['norms']):.2f} to {max(s['norms']):.2f}\n"
     elif "sources" in result:
         text = "Every read has a single source: there is nothing to choose from.\n"
     else:
         text = f"{result['router']} has no depth read, or none by self.reader(): no choice along depth is seen.\n"
     columns = {name + when: name + title for name in ("rms", "v_rms", "passed", "v_passed")
-               for when, title in (("_first", " at first"), ("", "")) if name + when in result["inputs"][0]}
+               for when, title in (("_first", " at first"), ("", ""))
+               if any(name + when in row for row in result["inputs"])}
     return f"{text}\nWhat reaches the sublayers, before their norm\n\n{banded(result['inputs'], columns)}"
 
 def of_runs(frame: pd.DataFrame) -> pd.DataFrame:
@@ -124,7 +125,7 @@ def of_runs(frame: pd.DataFrame) -> pd.DataFrame:
     by, chosen = ["cell", "run"], frame[frame["choice"]]
     eighth = (4 * chosen["read"] // chosen["n_layer"]).clip(upper=7)            # the head's read is in the last
     columns = {f"sharpness, depth {k}/8 to {k + 1}/8": chosen[eighth == k].groupby(by)["sharpness"].mean()
-               for k in range(8)}
+               for k in range(8) if "sharpness" in frame}
     means = {"mean sharpness": "sharpness", "mean of equal weights": "equal", "mean H / log n": "relative_entropy",
              "divergence of Q/K and V, nats": "js_nats", "cosine of the newest two": "cosine"}
     columns |= {title: chosen.groupby(by)[name].mean() for title, name in means.items() if name in frame}

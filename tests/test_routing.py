@@ -347,6 +347,8 @@ def test_a_router_that_does_not_read_depth_has_its_inputs(runs, capsys):
     out = capsys.readouterr().out
     assert out.endswith("Nothing to mask: no read has a choice.\n")
     assert "residual has no depth read" in out and "| reads | rms at first | rms | passed at first | passed |" in out
+    routed("--compare", runs / "residual-2x16-s0")
+    assert "| least passed | " in capsys.readouterr().out
 
 def test_the_first_weights_are_those_of_the_seed(runs, data, tmp_path):
     """A run of no steps is stopped at its first weights: what reaches its sublayers is the same, to the bit."""
@@ -357,8 +359,8 @@ def test_the_first_weights_are_those_of_the_seed(runs, data, tmp_path):
     for a, b in zip(begun, rd, strict=True):
         for name in ("rms", "passed", *(["v_rms"] if a["read"] in (0, 2) else [])):
             assert a[name] == a[name + "_first"] == b[name + "_first"] != b[name] or a["read"] == 0
-    for settings, more in (({"init_from": "out/x"}, {}), ({"init_from": "resume"}, {"fingerprint": {"start": "1f"}})):
-        assert routing.first_model({"settings": settings | {"seed": 0}, **more}, GPTConfig()) is None
+    for given, more in (({"init_from": "out/x"}, {}), ({"init_from": "resume"}, {"fingerprint": {"start": "1f"}})):
+        assert routing.first_model({"settings": given | {"seed": 0}, **more}, GPTConfig()) is None
 
 def test_comparison(runs, tmp_path, capsys):
     pytest.importorskip("matplotlib")
