@@ -273,7 +273,7 @@ def variants(parser, vary: str | None) -> list[dict]:
 def cpu_name():
     """The processor's name, as the system tells it."""
     if sys.platform == "linux":
-        with open("/proc/cpuinfo") as f:
+        with open("/proc/cpuinfo", encoding="utf-8") as f:
             for line in f:
                 if line.startswith("model name"):
                     return line.split(":", 1)[1].strip()

@@ -1,6 +1,7 @@
-"""routing.py: every source under its name, statistics by hand, masks that renormalise, wrong calls."""
+"""routing.py: every source under its name, statistics by hand, masks that renormalise, means over seeds, errors."""
 import json
 import math
+import re
 import shutil
 import sys
 
@@ -10,9 +11,10 @@ import torch
 import reference
 from lab import routing
 from nanodepth.files import UserError
-from model import GPT, GPTConfig, depth_read
-from lab.routing import Watch, effective_rank, entropy, js_divergence, measure
-from tiny import data_folder, go
+from model import GPT, ROUTERS, WAV, Block, GPTConfig, depth_read
+from lab import routing_report as report
+from lab.routing import Watch, effective_rank, entropy, inputs, js_divergence, made_of, measure
+from tiny import checkpoint, data_folder, go
 from toys import Recorder, build, label, problem, settings, toy_sublayers
 
 READING = list(reference.MIXING)                                        # ADDITIVE is a part of it
@@ -56,7 +58,7 @@ def test_every_source_has_its_name(c):
     want = router(e, toy_sublayers(w))
     with torch.no_grad(), Watch(router, lambda *read: seen.append((*read, len(recorder.updates)))):
         got = router(e, recorder.sublayers)
-    assert torch.equal(got, want) and not {"read", "reader"} & vars(router).keys()        # watching changes nothing, and leaves nothing
+    assert torch.equal(got, want) and not {"read", "reader"} & vars(router).keys()
     assert [l for l, *_ in seen] == list(range(2 * c.n_layer + (c.router not in reference.ADDITIVE)))
     for l, sources, scale, alphas, done in seen:
         names = routing.source_names(router, l, len(sources))
@@ -67,6 +69,38 @@ def test_every_source_has_its_name(c):
         two = l % 2 == 0 and l < router.head and (c.router == "rd" or c.decouple_v) and c.rd_control != "tied"
         assert len(alphas) == 1 + two
         assert all(torch.allclose(a.sum(0), torch.ones_like(a[0])) for a in alphas)
+
+def test_what_sources_are_made_of():
+    """Found by running: the formulas of --sources, and by them the names."""
+    of = lambda router, **flags: made_of(GPTConfig(n_embd=6, n_head=1, router=router, **flags))
+    wav = of("wav", n_layer=4, n_blocks=2)
+    assert wav[5] == {"e": "e", "C0": "u0 + u1 + u2 + u3", "C0.phase": "u0 - u1 + u2 - u3",
+                      "C0.split": "u0 + u1 - u2 - u3", "PC": "u4", "PC.phase": "u4", "PC.split": "u4"}
+    assert list(wav) == list(range(9)) and wav[8] == {"e": "e", "C0": wav[5]["C0"], "C1": "u4 + u5 + u6 + u7"}
+    assert of("cumulative", n_layer=4)[7]["h7"] == "e + u0 + .. + u6"
+    assert of("block", n_layer=12, n_blocks=2)[24]["C1"] == "u12 + u13 + .. + u23"
+    assert of("wav", n_layer=12, n_blocks=2)[12]["C0.split"] == "u0 + u1 + .. + u5 - u6 - u7 - .. - u11"
+    assert of("delta", n_layer=2, null_source=True) == {
+        0: {"null": "0", "e": "e"}, 1: {"null": "0", "e": "e", "u0": "u0"},
+        2: {"null": "0", "e": "e", "u0": "u0", "u1": "u1"},
+        3: {"null": "0", "e": "e", "u0": "u0", "u1": "u1", "u2": "u2"}, 4: {"h": "e + u0 + .. + u3"}}
+    assert of("residual", n_layer=1) == {0: {"h": "e"}, 1: {"h": "e + u0"}, 2: {"h": "e + u0 + u1"}}
+    assert set().union(*(read.values() for read in of("rezero", n_layer=2).values())) == {"e"}      # its gates are 0
+    assert of("layerscale", n_layer=1, layerscale_init=0.1)[2] == {"h": "e + 0.1 u0 + 0.1 u1"}
+
+def test_names_are_not_made_up(monkeypatch):
+    class More(Block):
+        """One more source, made by a method that Block's forward calls."""
+        def first_sources(self, e):
+            return [e.relu(), e]
+    class Signs(WAV):
+        def signs(self, l, block):
+            return [1, 1, 1]
+    monkeypatch.setitem(ROUTERS, "More", More)
+    monkeypatch.setitem(ROUTERS, "Signs", Signs)
+    of = lambda router: made_of(GPTConfig(n_embd=6, n_head=1, n_layer=2, n_blocks=1, router=router))
+    assert of("More")[2] == {"s0": "not a sum of e and updates", "s1": "e", "s2": "u0 + u1"}
+    assert of("Signs")[2] == {"s0": "e", "s1": "u0 + u1", "s2": "u0 + u1", "s3": "u0 + u1"}
 
 # ---------------------------------------------------------------------------------------------------------------------
 # statistics
@@ -87,18 +121,21 @@ def test_effective_rank_of_known_vectors():
     p = math.sqrt(2) / (math.sqrt(2) + 1)
     assert effective_rank(two).item() == pytest.approx(math.exp(-p * math.log(p) - (1 - p) * math.log(1 - p)), abs=1e-6)
 
+def small(router, n_layer=3, **flags):
+    torch.manual_seed(0)
+    return GPT(GPTConfig(vocab_size=11, seq_len=6, n_layer=n_layer, n_head=2, n_embd=8, router=router, plain_read=True,
+                         **flags)).eval()
+
 def model_of(router, n_layer=3, scale=0.0, **flags):
     """A small model that reads plainly; its queries are random numbers of this scale."""
-    torch.manual_seed(0)
-    model = GPT(GPTConfig(vocab_size=11, seq_len=6, n_layer=n_layer, n_head=2, n_embd=8, router=router, plain_read=True,
-                          **flags))
+    model = small(router, n_layer, **flags)
     with torch.no_grad():
         for q in (model.router.query, model.router.query_v):
             if q is not None and q.requires_grad:
                 q.normal_(0, scale) if scale else q.zero_()
         for s in model.sublayers[1::2]:                                 # updates as large as the embedding
             s.down_proj.weight.mul_(20)
-    return model.eval()
+    return model
 
 def tokens(n=5):
     return torch.randint(11, (n, 7), generator=torch.Generator().manual_seed(1))
@@ -165,7 +202,7 @@ def test_means_are_over_tokens_however_they_are_batched():
 @pytest.mark.parametrize("null", [False, True], ids=["", "null_source"])
 def test_sources_by_hand(null):
     model, batch, most = model_of("block", scale=1.0, null_source=null), tokens(), []
-    with torch.no_grad(), Watch(model.router, lambda l, sources, scale, alphas: most.append(torch.stack(sources[null:]))):
+    with torch.no_grad(), Watch(model.router, lambda l, sources, *_: most.append(torch.stack(sources[null:]))):
         model(batch[:, :-1])
     s = most[-1].double()                                               # the head's, without the null source
     got = measure(model, [batch])["sources"]
@@ -177,6 +214,56 @@ def test_sources_by_hand(null):
     sigma = torch.linalg.svdvals((s / norms.unsqueeze(-1)).movedim(0, -2))                          # (B, T, n)
     p = sigma / sigma.sum(-1, keepdim=True)
     assert got["effective_rank"] == pytest.approx((-(p * p.log()).sum(-1)).exp().mean().item(), rel=1e-5)
+
+@pytest.mark.parametrize("router, newest", [("attnres", [-2, -1]), ("cumulative", [-2, -1]), ("wav", [-6, -3])])
+def test_cosine_of_the_newest_two_by_hand(router, newest):
+    model, batch, seen = model_of(router, scale=1.0, n_blocks=1), tokens(), {}
+    model.double()
+    with torch.no_grad(), Watch(model.router, lambda l, sources, scale, alphas: seen.update({l: sources})):
+        model(batch[:, :-1])
+    reads = measure(model, [batch])["reads"]
+    assert "cosine" not in reads[0]
+    a, b = (seen[5][i] for i in ([0, 1] if router == "wav" else newest))        # wav: e, and C without its details
+    cosine = (a * b).sum(-1) / (a.square().sum(-1) * b.square().sum(-1)).sqrt()
+    assert reads[5]["cosine"] == pytest.approx(cosine.mean().item(), abs=1e-6)  # measured in float32
+
+INPUTS = [{"router": "attnres"}, {"router": "residual"}, {"router": "rd"}, {"router": "rd", "rd_control": "average"},
+          {"router": "rd", "rd_control": "tied"}, {"router": "delta", "decouple_v": True}]
+
+@pytest.mark.parametrize("flags", INPUTS, ids=lambda f: " ".join(map(str, f.values())))
+def test_what_reaches_a_sublayer_by_hand(flags):
+    """Against what the router calls its sublayers with, and sums by numpy; in float64, so to 1e-12."""
+    model = (model_of(**flags, scale=1.0) if flags["router"] != "residual" else small("residual")).double()
+    batch, forward, recorder = tokens(), model.router.forward, Recorder([])
+    def noting(e, sublayers):
+        recorder.sublayers = [recorder.noting(f) for f in sublayers]
+        h = forward(e, recorder.sublayers)
+        recorder.inputs.append((h,))
+        return h
+    model.router.forward = noting
+    with torch.no_grad():
+        model(batch[:, :-1], batch[:, 1:])
+    del model.router.forward
+    got = inputs(model, [batch[:3], batch[3:4], batch[4:]])
+    assert list(got) == list(range(7))
+    two = flags["router"] in ("rd", "delta") and flags.get("rd_control") not in ("average", "tied")
+    for l, hs in enumerate(recorder.inputs):
+        assert len(hs) == 1 + (two and l % 2 == 0 and l < 6 and not (flags["router"] == "delta" and l == 0))
+        want = {}
+        for route, h in zip(("", "v_"), hs):
+            square = (h.numpy() ** 2).mean(-1)
+            want |= {route + "rms": (square ** 0.5).mean(),
+                     route + "passed": (square / (square + model.config.norm_eps)).__pow__(0.5).mean()}
+        assert got[l] == pytest.approx(want, rel=1e-12)
+
+def test_what_passes_the_epsilon_of_48_layers_at_first():
+    """rms of what the last MLP reads, and how much of it its norm lets through: a mean of 96 updates is small."""
+    for router, rms, passed in [("attnres", 0.00022, 0.211), ("block", 0.0024, 0.921), ("wav", 0.00196, 0.889),
+                                ("residual", 0.0217, 0.999)]:
+        torch.manual_seed(0)
+        model = GPT(GPTConfig(router=router, n_layer=48, n_embd=64)).eval()
+        last = inputs(model, [torch.randint(96, (1, 65), generator=torch.Generator().manual_seed(0))])[95]
+        assert last["rms"] == pytest.approx(rms, rel=0.05) and last["passed"] == pytest.approx(passed, abs=0.01)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # masks
@@ -232,32 +319,160 @@ def test_delta_has_nothing_to_choose_at_its_first_sublayer():
 @pytest.fixture(scope="session")
 def runs(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    for router in ("rd", "cumulative", "delta", "residual"):
-        go("--dataset", data, "--router", router, "--out_dir", folder / router, "--max_iters", 3, "--router_lr", 0.5)
+    for router, seed in [("rd", 0), ("rd", 1), ("cumulative", 0), ("residual", 0)]:
+        go("--dataset", data, "--router", router, "--out_dir", folder / f"{router}-2x16-s{seed}", "--max_iters", 3,
+           "--router_lr", 0.5, "--seed", seed)
     return folder
+
+def routed(*argv):
+    routing.main([*map(str, argv), "--windows", "8", "--device", "cpu"])
 
 def test_one_run(runs, tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    routing.main([str(runs / "rd"), "--json", str(tmp_path / "r.json"), "--png", str(tmp_path / "r.png"),
-                  "--windows", "8", "--ablate", "all", "--device", "cpu"])
+    rd = runs / "rd-2x16-s0"
+    routed(rd, "--json", tmp_path / "r.json", "--png", tmp_path / "r.png", "--rms_png", tmp_path / "h.png",
+           "--ablate", "all")
     out = capsys.readouterr().out
     result = json.loads((tmp_path / "r.json").read_text())
     assert result["router"] == "rd" and result["tokens"] == 8 * 16 and len(result["reads"]) == 5 and result["iter"] == 3
     assert f"loss {result['loss']:.4f} on 128 validation tokens" in out
     assert f"mean of 1 layers: {result['mean_js_nats']:.4f} nats" in out and result["mean_js_nats"] > 0
     assert {r["source"] for r in result["ablations"]} == {"e", "C0", "C1", "PC"} and "| e | 4 reads |" in out
-    assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
+    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("r.png", "h.png"))
+    routed("--out_dir", rd, "--ablate", "all")
+    assert capsys.readouterr().out == out
+
+def test_a_router_that_does_not_read_depth_has_its_inputs(runs, capsys):
+    routed(runs / "residual-2x16-s0", "--ablate", "all")
+    out = capsys.readouterr().out
+    assert out.endswith("Nothing to mask: no read has a choice.\n")
+    assert "residual has no depth read" in out and "| reads | rms at first | rms | passed at first | passed |" in out
+    routed("--compare", runs / "residual-2x16-s0")
+    assert "| least passed | " in capsys.readouterr().out
+
+def test_the_first_weights_are_those_of_the_seed(runs, data, tmp_path):
+    """A run of no steps is stopped at its first weights: what reaches its sublayers is the same, to the bit."""
+    go("--dataset", data, "--router", "rd", "--seed", 1, "--max_iters", 0, "--out_dir", tmp_path / "begun")
+    for name, run in (("begun", tmp_path / "begun"), ("rd", runs / "rd-2x16-s1")):
+        routed(run, "--json", tmp_path / f"{name}.json")
+    begun, rd = (json.loads((tmp_path / f"{name}.json").read_text())["inputs"] for name in ("begun", "rd"))
+    for a, b in zip(begun, rd, strict=True):
+        for name in ("rms", "passed", *(["v_rms"] if a["read"] in (0, 2) else [])):
+            assert a[name] == a[name + "_first"] == b[name + "_first"] != b[name] or a["read"] == 0
+    for given, more in (({"init_from": "out/x"}, {}), ({"init_from": "resume"}, {"fingerprint": {"start": "1f"}})):
+        assert routing.first_model({"settings": given | {"seed": 0}, **more}, GPTConfig()) is None
 
 def test_comparison(runs, tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    routing.main(["--compare", str(runs / "cumulative"), str(runs / "delta"), "--device", "cpu",
-                  "--json", str(tmp_path / "c.json"), "--png", str(tmp_path / "c.png")])
+    few = [runs / name for name in ("rd-2x16-s0", "rd-2x16-s1", "cumulative-2x16-s0")]
+    routed("--compare", *few, "--ablate", "head", "--json", tmp_path / "c.json", "--csv", tmp_path / "c.csv")
     out = capsys.readouterr().out
-    assert "| depth | cumulative | delta |" in out and "| 0.875 .. 1.000 |" in out
     results = json.loads((tmp_path / "c.json").read_text())
-    assert list(results) == ["cumulative", "delta"] and (tmp_path / "c.png").stat().st_size > 10000
-    assert "| mean sharpness | {:.3f} | {:.3f} |".format(*(r["mean_sharpness"] for r in results.values())) in out
-    assert results["cumulative"]["reads"][4]["sources"] == ["e", "h1", "h2", "h3", "h4"]
+    assert list(results) == [path.name for path in few] and [r["cell"] for r in results.values()] == ["rd-2x16"] * 2 + [
+        "cumulative-2x16"]
+    def shown(values, form="{:.3f}", plus=""):                                  # t, one degree of freedom: 12.706
+        a, b = values
+        return f"{plus if a + b > 0 else ''}{form.format((a + b) / 2)} ± {form.format(12.7062 * abs(a - b) / 2)}"
+    two, one = [results["rd-2x16-s0"], results["rd-2x16-s1"]], results["cumulative-2x16-s0"]
+    lines = {line.split(" | ")[0]: line for line in out.splitlines()}
+    assert "|  | rd-2x16 (2 seeds) | cumulative-2x16 |" in out
+    assert lines["| mean sharpness"] == (f"| mean sharpness | {shown([r['mean_sharpness'] for r in two])} | "
+                                         f"{one['mean_sharpness']:.3f} |")
+    js = [number.rstrip("0") for number in lines["| divergence of Q/K and V, nats"].split(" | ")[1].split(" ± ")]
+    want = [r["mean_js_nats"] for r in two]
+    assert float(js[0]) == pytest.approx(sum(want) / 2, rel=0.06)               # two digits, where it is small
+    assert float(js[1]) == pytest.approx(12.7062 * abs(want[0] - want[1]) / 2, rel=0.06)
+    effects = [next(a["effect"] for a in r["ablations"] if a["source"] == "e") for r in two]
+    assert f"{shown(effects, '{:.4f}', '+')} |\n" in out.split("rd-2x16 (2 seeds)\n")[1].split("cumulative-2x16\n")[0]
+    assert results["cumulative-2x16-s0"]["reads"][4]["sources"] == ["e", "h1", "h2", "h3", "h4"]
+
+    routed("--compare", tmp_path / "c.csv", "--png", tmp_path / "again.png")
+    again, first = capsys.readouterr().out, out[:out.index("\nA source masked")]     # from the figures alone
+    figures = [[float(x) for x in re.findall(r"\d\.\d+", text)] for text in (again, first)]
+    assert figures[0] == pytest.approx(figures[1], rel=0.02, abs=2e-4) and len(figures[0]) > 20
+    assert re.sub(r"\d\.[\de-]+", "", again) == re.sub(r"\d\.[\de-]+", "", first)
+    assert (tmp_path / "again.png").stat().st_size > 10000
+    routed("--compare", tmp_path / "c.csv", "--only", "cumulative")
+    assert "|  | cumulative-2x16 |" in capsys.readouterr().out
+
+def test_a_folder_of_runs(runs, data, tmp_path, capsys):
+    """All that have ended; the damaged and the unfinished are named and left out."""
+    folder = tmp_path / "sweep"
+    shutil.copytree(runs, folder)
+    (folder / "cumulative-2x16-s0" / "ckpt.pt").write_bytes(b"PK")
+    unfinished = checkpoint(folder / "rd-2x16-s0")
+    unfinished["settings"]["max_iters"] = 4
+    torch.save(unfinished, folder / "rd-2x16-s0" / "ckpt.pt")
+    routed("--compare", folder, "--csv", tmp_path / "f.csv")
+    out, err = capsys.readouterr()
+    assert "|  | rd-2x16 | residual-2x16 |" in out
+    assert "rd-2x16-s0 has not ended" in err and "cumulative-2x16-s0/ckpt.pt is damaged" in err.replace("\\", "/")
+    head, *rows = (tmp_path / "f.csv").read_text().splitlines()
+    assert head.startswith("label,cell,run,router,n_layer,n_embd,seed,iter,dataset,tokens,loss,") and len(rows) == 10
+    assert rows[0].startswith("rd,rd-2x16,") and ",rd,2,16,1,3,tiny,128," in rows[0]
+
+def test_only_equal_runs_are_one_cell():
+    def cells(*runs):
+        results = [{"run": run, "seed": seed, "alike": {"learning_rate": lr}} for run, seed, lr in runs]
+        routing.name_cells(results)
+        return [r["cell"] for r in results]
+    assert cells(("a/rd-2x16-s0", 0, 1), ("b/rd-2x16-s1", 1, 1), ("b/rd+x=1-2x16-s1", 1, 1)) == ["rd-2x16", "rd-2x16",
+                                                                                                 "rd+x=1-2x16"]
+    assert cells(("a/rd-s0", 0, 1), ("a/rd-s1", 1, 2), ("b/rd-s2", 2, 1)) == ["a/rd-s0", "a/rd-s1", "a/rd-s0"]
+    with pytest.raises(UserError, match="a/rd-s0, b/rd-s0 are one cell, with a seed twice"):
+        cells(("a/rd-s0", 0, 1), ("b/rd-s0", 0, 1))
+
+def test_intervals_over_seeds_by_hand():
+    import pandas as pd
+    mean, half = report.over_seeds(pd.Series([1.0, 2.0, 6.0, math.nan]))
+    assert mean == pytest.approx(3) and half == pytest.approx(4.302653 * math.sqrt(7 / 3), rel=1e-6)    # t, 2 degrees
+    assert report.with_interval(pd.Series([0.5])) == "0.500" and report.with_interval(pd.Series([math.nan])) == ""
+
+def test_pictures_show_what_was_measured(runs, tmp_path):
+    plt = report.pyplot("png") if pytest.importorskip("matplotlib") else None
+    routed(runs / "rd-2x16-s0", "--json", tmp_path / "r.json")
+    result = json.loads((tmp_path / "r.json").read_text())
+    figure = report.one_run(plt, result)
+    qk, v, gap, mlps = (image.get_array() for axis in figure.axes for image in axis.get_images())
+    assert qk.shape == v.shape == gap.shape == (2, 4) and mlps.shape == (3, 4)  # rows of layers; e, C0, C1, PC
+    read = result["reads"][2]
+    assert qk[1].tolist() == [*read["weights"], None, None] and v[1].tolist() == [*read["v_weights"], None, None]
+    assert gap[1].tolist() == [b - a for a, b in zip(read["weights"], read["v_weights"])] + [None, None]
+    texts = {text.get_text() for axis in figure.axes for text in axis.texts}
+    assert texts == {"0.2\ncumulative,\ndeep layers", "0.6\ndelta", "0.218\nRD's paper"}
+    result["cell"], other = "rd-2x16", result | {"seed": 1, "run": "other", "cell": "rd-2x16"}
+    figure = report.reaching(plt, report.frame_of([result, other]))
+    line = next(line for line in figure.axes[1].get_lines() if line.get_label() == "rd")
+    assert line.get_xydata().tolist() == [[0, result["inputs"][0]["rms"]], [1, result["inputs"][2]["rms"]]]
+    assert len(figure.axes) == 4 and "2 layers of 16, seeds 0, 1" in figure.axes[0].get_title()
+    assert [line.get_linestyle() for line in figure.axes[1].get_lines()] == ["-", "--", ":"]   # attention, MLPs, values
+    plt.close("all")
+
+def test_sources_without_a_checkpoint(tmp_path, capsys):
+    routing.main(["--sources", "wav", "--n_layer", "2", "--n_blocks", "1", "--details", "split"])
+    assert capsys.readouterr().out.splitlines() == [
+        "attn 0     1   e", "mlp 0      3   e, PC = u0, PC.split = u0",
+        "attn 1     3   e, PC = u0 + u1, PC.split = u0 + u1",
+        "mlp 1      3   e, PC = u0 + u1 + u2, PC.split = u0 + u1 - u2", "head       2   e, C0 = u0 + u1 + u2 + u3"]
+    mine = tmp_path / "mine.py"
+    mine.write_text("""
+from model import DepthRouter
+class Mine(DepthRouter):
+    def forward(self, e, sublayers):
+        read, sources = self.reader(), self.first_sources(e)
+        for l, f in enumerate(sublayers):
+            sources = sources + [f(*read(l, sources[-2:]))]
+        return read(self.head, sources[-2:])[0]
+""", encoding="utf-8")
+    try:
+        routing.main(["--sources", f"{mine}:Mine", "--n_layer", "1", "--null_source"])
+    finally:
+        ROUTERS.pop(f"{mine}:Mine", None)
+    assert capsys.readouterr().out.splitlines() == ["attn 0     2   s0 = 0, s1 = e", "mlp 0      2   s0 = e, s1 = u0",
+                                                    "head       2   s0 = u0, s1 = u1"]
+    wrong("router is 'wv'; did you mean wav?", "--sources", "wv")
+    wrong("--sources reads no run", "out/x", "--sources", "wav")
+    wrong("n_blocks is 9; it must be from 1 to n_layer (2).", "--sources", "wav", "--n_layer", 2, "--n_blocks", 9)
 
 def wrong(message, *argv):
     with pytest.raises(UserError) as e:
@@ -266,22 +481,37 @@ def wrong(message, *argv):
 
 def test_what_a_user_can_get_wrong(runs, data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    wrong("has no depth read: it chooses nothing along depth. These do: attnres", runs / "residual")
+    rd, residual = runs / "rd-2x16-s0", runs / "residual-2x16-s0"
+    wrong("has no read with a choice; --rms_png", residual, "--png", "x.png")
     wrong("there is no checkpoint nowhere", "nowhere")
     wrong("there is no run under out/ yet")
-    wrong("--windows is 0", runs / "rd", "--windows", 0)
-    wrong("there is no flag --windws. Did you mean --windows?", runs / "rd", "--windws", 2)
-    wrong("--compare takes its runs after it", runs / "rd", "--compare", runs / "delta")
-    wrong("--ablate is 'e'; it must be all, each, head, or the number of a read with a choice: 1 to 4.", runs / "rd",
+    wrong("--windows is 0", rd, "--windows", 0)
+    wrong("there is no flag --windws. Did you mean --windows?", rd, "--windws", 2)
+    wrong("name one run, or several after --compare", rd, "--compare", rd)
+    wrong("name one run, or several after --compare", rd, "--out_dir", rd)
+    wrong("--n_layer is a flag of a model; it goes with --sources", rd, "--n_layer", 2)
+    wrong("--only chooses of several runs", rd, "--only", "rd")
+    wrong("--only block: there are rd.", "--compare", rd, "--only", "block")
+    wrong("--ablate is 'e'; it must be all, each, head, or the number of a read with a choice: 1 to 4.", rd,
           "--ablate", "e")
-    wrong("there is no data set data/gone", runs / "rd", "--dataset", "gone")
+    wrong("there is no data set data/gone", rd, "--dataset", "gone")
+    wrong("--json no/r.json: there is no such folder.", rd, "--json", "no/r.json")
+    wrong("there is no file x.csv", "--compare", "x.csv")
+    (tmp_path / "y.csv").write_text("a,b\n1,2\n")
+    wrong("y.csv is not a table that lab.routing has written", "--compare", "y.csv")
+    wrong("--compare FILE.csv takes that one table", "--compare", "y.csv", rd)
     damaged = tmp_path / "damaged"
-    shutil.copytree(runs / "rd", damaged)
+    shutil.copytree(rd, damaged)
     (damaged / "ckpt.pt").write_bytes((damaged / "ckpt.pt").read_bytes()[:-2000])
     wrong("is damaged, or not a checkpoint", damaged)
-    wrong("the tokenizer of", runs / "rd", "--dataset", other_data(tmp_path))
+    wrong("the tokenizer of", rd, "--dataset", other_data(tmp_path))
+    assert not list(tmp_path.glob("*.png")) + list(tmp_path.glob("*.tmp"))
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    wrong("--png needs matplotlib: pip install matplotlib", runs / "rd", "--png", "x.png")
+    wrong("--png needs matplotlib: pip install matplotlib", rd, "--png", "x.png")
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    monkeypatch.delitem(sys.modules, "lab.routing_report")
+    monkeypatch.delattr("lab.routing_report")
+    wrong("lab.routing needs pandas: pip install pandas scipy", rd)
 
 def other_data(folder):
     from prepare_data import prepare
