@@ -272,7 +272,7 @@ def trends(rows: "pd.DataFrame") -> list[dict]:
 # ---------------------------------------------------------------------------------------------------------------------
 # tables
 
-def signed(x: float, digits: int) -> str:
+def signed(x: float, digits: int = 4) -> str:
     """+0.0123, and never -0.0000."""
     return f"{round(x, digits) + 0.0:+.{digits}f}"
 
@@ -290,7 +290,7 @@ PAIRED = ["n", "difference", "95 % interval", "sd", "wins", "r", "detectable", "
 def paired_cells(p: dict) -> list:
     if not p["n"]:
         return [0, *"------", p["left_out"]]
-    interval = f"{signed(p['low'], 4)} .. {signed(p['high'], 4)}" if p["n"] > 1 else "-"
+    interval = f"{signed(p['low'])} .. {signed(p['high'])}" if p["n"] > 1 else "-"
     return [p["n"], signed(p["mean"], 4), interval, plain(p["sd"]), f"{p['wins']} of {p['n']}",
             plain(p.get("r", math.nan), ".2f"), plain(p["detectable"]), p["left_out"]]
 

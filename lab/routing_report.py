@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import t as student
 
+from lab.report import signed, table
 from nanodepth.files import UserError, atomic_write
 
 ROWS = 12                                # of the table of one run; deeper stacks are averaged in bands
@@ -53,15 +54,8 @@ def read_frame(path: str) -> pd.DataFrame:
 # ---------------------------------------------------------------------------------------------------------------------
 # tables
 
-def table(head: list[str], rows: list[list]) -> str:
-    return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in [head, ["---"] * len(head), *rows]) + "\n"
-
 def number(x: float) -> str:
     return "" if math.isnan(x) else f"{x:.3f}" if abs(x) >= 0.01 or x == 0 else f"{x:#.2g}"
-
-def signed(x: float) -> str:
-    """+0.0123, and never -0.0000."""
-    return f"{round(x, 4) + 0.0:+.4f}"
 
 def over_seeds(values: pd.Series) -> tuple[float, float]:
     """The mean, and half of its 95 % t-interval, NaN with one seed. values: one for each seed."""

@@ -35,7 +35,6 @@ from tqdm import tqdm
 
 import train
 from lab.report import FINGERPRINT, folder_name, milestones, needed, read_run, report, shown
-from lab.report import signed, table    # noqa: F401: lab.routing has them from here
 from nanodepth.files import UserError, atomic_write, check_named, lock, router_name, run
 from nanodepth.runs import NO_MATTER, Stop, code_digests, data_facts, iter_of
 from nanodepth.settings import Parser, comments
