@@ -38,6 +38,7 @@ from nanodepth.settings import Parser, amount
 from nanodepth.data import (HEADER_BYTES, SPLITS, ByteTokenizer, CharTokenizer, GPT2Tokenizer, load_data, shard_header,
                             token_dtype)
 from nanodepth.documents import LONG, PIECE, Corpus, File, input_files, need, read
+from nanodepth.tokenizer_json import HFTokenizer
 
 SHARD_TOKENS = 100_000_000      # tokens of a full shard, as in llm.c
 PART_BYTES, PART_ROWS = 2**26, 2**20
@@ -132,16 +133,20 @@ def from_source(corpus: Corpus, source: str) -> None:
 
 ROW = np.dtype([("u", "<f8"), ("split", "i1"), ("last", "?"), ("tokens", "<i8"), ("bytes", "<i8")])
 
+def bpe_of(tokenizer: str):
+    """The tokenizer that is called gpt2, or that lies in a tokenizer.json; None for char and byte."""
+    if tokenizer.endswith(".json"):
+        return HFTokenizer.from_file(tokenizer)
+    return GPT2Tokenizer() if tokenizer == "gpt2" else None
+
 class Units:
-    """What parts are made of: gpt2 tokens; or for char and byte UTF-8, in which 0xFF ends a document."""
+    """What parts are made of: a BPE's tokens; or for char and byte UTF-8, in which 0xFF ends a document."""
 
     def __init__(self, tokenizer: str):
-        self.kind, self.gpt2 = tokenizer, GPT2Tokenizer() if tokenizer == "gpt2" else None
-        if self.gpt2:
-            bpe = self.gpt2.load()
-            texts = {bpe.encode_single_token(t): t for t in bpe.token_byte_values()}
-            texts = [texts.get(i, b"") for i in range(GPT2Tokenizer.vocab_size)]
-            self.dtype, self.end = np.dtype("<u2"), GPT2Tokenizer.end
+        self.kind, self.bpe = tokenizer, bpe_of(tokenizer)
+        if self.bpe:
+            texts = self.bpe.token_bytes
+            self.dtype, self.end = token_dtype(self.bpe.vocab_size), self.bpe.end
             self.lengths = np.array([len(t) for t in texts])
             self.inside = np.array([0x80 <= t[0] < 0xC0 if t else False for t in texts])
         else:
@@ -155,7 +160,7 @@ class Units:
         hashes = b"".join(hashlib.sha256(t if k is None else k).digest() for k, t in zip(keys, texts))
         rows["u"] = np.frombuffer(hashes, ">u8")[1::4] / 2**64                  # bits 64 to 127
         rows["split"], rows["last"], rows["bytes"] = splits, lasts, [len(t) for t in texts]
-        units = [self.gpt2.encode(t.decode()) for t in texts] if self.gpt2 else texts
+        units = [self.bpe.encode(t.decode()) for t in texts] if self.bpe else texts
         rows["tokens"] = [len(t.decode()) for t in texts] if self.kind == "char" else [len(u) for u in units]
         if ends:
             rows["tokens"] += rows["last"]
@@ -181,7 +186,7 @@ class Units:
     def count(self, units: np.ndarray) -> tuple[int, int]:
         """Documents that end in the units, and bytes of text."""
         stops = int(np.count_nonzero(units == self.end))
-        return stops, int(self.lengths[units].sum()) if self.gpt2 else len(units) - stops
+        return stops, int(self.lengths[units].sum()) - stops * int(self.lengths[self.end]) if self.bpe else len(units) - stops
 
 def in_order(f, items, n: int):
     """(f(item), *rest) for each (item, *rest), in their order. `n` threads, which tiktoken and hashlib let run at once,
@@ -370,7 +375,7 @@ def divided(corpus: Corpus, parts: Parts, units: Units, few: bool):
 
     for k in range(parts.n):
         documents, data = parts.load(k)
-        stops = np.cumsum(documents["tokens"] if units.gpt2 else documents["bytes"] + corpus.ends)
+        stops = np.cumsum(documents["tokens"] if units.bpe else documents["bytes"] + corpus.ends)
         code = split_of(documents, corpus.fractions, few)
         if corpus.max_tokens:
             taken = np.cumsum(np.where(code == 0, documents["tokens"], 0))
@@ -439,8 +444,8 @@ def write_shards(corpus: Corpus, out: Path, parts: Parts, units: Units):
     for path in out.glob("*_*.bin*"):
         path.unlink()                                                           # of a run that was stopped here
     few = settle(corpus, parts)
-    if units.gpt2:
-        tok = units.gpt2
+    if units.bpe:
+        tok = units.bpe
     elif units.kind == "byte":
         tok = ByteTokenizer()
     else:
@@ -453,7 +458,7 @@ def write_shards(corpus: Corpus, out: Path, parts: Parts, units: Units):
             documents, length = units.count(chunk)
             writer.counts["documents"] += documents
             writer.counts["bytes"] += length
-            writer.write(chunk if units.gpt2 else tok.from_utf8(chunk))
+            writer.write(chunk if units.bpe else tok.from_utf8(chunk))
             bar.update(chunk.nbytes)
     for writer in writers:
         writer.finish()
@@ -525,8 +530,8 @@ def sources(corpus: Corpus) -> str:
 
 def code() -> str:
     """A digest of the code that decides the bytes: parts of another version are not gone on with."""
-    import nanodepth.data, nanodepth.documents
-    files = (__file__, nanodepth.data.__file__, nanodepth.documents.__file__)
+    import nanodepth.data, nanodepth.documents, nanodepth.tokenizer_json
+    files = (__file__, nanodepth.data.__file__, nanodepth.documents.__file__, nanodepth.tokenizer_json.__file__)
     return hashlib.sha256(b"".join(Path(f).read_bytes() for f in files)).hexdigest()[:16]
 
 def make(corpus: Corpus, out: Path, tokenizer: str, settings: dict, num_proc: int) -> dict:
@@ -583,8 +588,9 @@ def prepare(dataset: str | None = None, input=None, tokenizer: str | None = None
 
     The arguments are the flags of the command line. UserError for whatever the user can put right.
     """
-    if tokenizer not in (None, "char", "byte", "gpt2"):
-        raise UserError(f"--tokenizer is {tokenizer!r}; it must be char, byte or gpt2.")
+    tokenizer = tokenizer and str(tokenizer)
+    if tokenizer not in (None, "char", "byte", "gpt2") and not tokenizer.endswith(".json"):
+        raise UserError(f"--tokenizer is {tokenizer!r}; it must be char, byte or gpt2, or the path of a tokenizer.json.")
     max_tokens = amount(max_tokens, "--max_tokens") if max_tokens is not None else None
     if num_proc is None:
         num_proc = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -595,7 +601,8 @@ def prepare(dataset: str | None = None, input=None, tokenizer: str | None = None
     corpus.errors, corpus.max_tokens, tokenizer = errors, max_tokens, tokenizer or corpus.tokenizer
     corpus.widen = bool(input) and split is None and max_tokens is None
     # What the tokens depend on. A folder made with other settings is not taken for this one.
-    settings = {"dataset": dataset or "input", "tokenizer": tokenizer, "max_tokens": max_tokens,
+    named = bpe_of(tokenizer).name if tokenizer.endswith(".json") else tokenizer
+    settings = {"dataset": dataset or "input", "tokenizer": named, "max_tokens": max_tokens,
                 "split": [round(f, 6) for f in corpus.fractions], "widen": corpus.widen, "errors": errors,
                 "separator": corpus.separator, "text_key": corpus.text_key, "sources": sources(corpus)}
 
@@ -666,7 +673,7 @@ def main(argv) -> None:
     p.add_argument("--dataset", metavar="NAME", help=", ".join(DATASETS))
     p.add_argument("--input", nargs="+", metavar="FILE",
                    help=".txt, .jsonl, .parquet, the first two also in .gz and .zip; folders; globs")
-    p.add_argument("--tokenizer", help="char, byte or gpt2; by default what is usual for the dataset")
+    p.add_argument("--tokenizer", help="char, byte, gpt2, or a tokenizer.json; by default what is usual for the dataset")
     p.add_argument("--out", help="the data folder; data/NAME when not given")
     p.add_argument("--num_proc", type=int, help="workers; all cores when not given")
     p.add_argument("--max_tokens", help="at most so many tokens in train, as 2.0B, 500M or 20000; whole documents")

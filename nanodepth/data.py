@@ -94,7 +94,8 @@ class Tokens:
         return max((int(self.shard(i)[:most].max()) for i, n in enumerate(self.lengths) if n), default=-1)
 
 # ---------------------------------------------------------------------------------------------------------------------
-# tokenizers. Each has encode, decode, decode_bytes, vocab_size, end (an id or None), describe; char and byte from_utf8.
+# tokenizers. Each has encode, decode, decode_bytes, vocab_size, end (an id or None), describe; char and byte from_utf8,
+# the others token_bytes.
 
 def utf8(text: str, encoding: str = "utf-8") -> bytes:
     try:
@@ -215,6 +216,12 @@ class GPT2Tokenizer:
 
     decode = ByteTokenizer.decode
 
+    @functools.cached_property
+    def token_bytes(self) -> list[bytes]:
+        """The bytes of each token, (vocab_size,); b"" for the end."""
+        texts = {self.load().encode_single_token(t): t for t in self.load().token_byte_values()}
+        return [texts.get(i, b"") for i in range(self.vocab_size)]
+
     def describe(self) -> dict:
         return {"kind": "gpt2"}
 
@@ -231,6 +238,9 @@ def tokenizer_from(described: dict):
         kind = described["kind"]
         if kind == "char":
             return CharTokenizer(described["chars"], described["with_end"])
+        if kind == "tokenizer.json":
+            from nanodepth.tokenizer_json import HFTokenizer
+            return HFTokenizer.from_description(described)
         return {"byte": ByteTokenizer, "gpt2": GPT2Tokenizer}[kind]()
     except (KeyError, TypeError):
         raise UserError(f"no tokenizer is known by this description: {str(described)[:80]}") from None
