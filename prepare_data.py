@@ -142,11 +142,11 @@ def bpe_of(tokenizer: str):
 class Units:
     """What parts are made of: a BPE's tokens; or for char and byte UTF-8, in which 0xFF ends a document."""
 
-    def __init__(self, tokenizer: str):
-        self.kind, self.bpe = tokenizer, bpe_of(tokenizer)
-        if self.bpe:
-            texts = self.bpe.token_bytes
-            self.dtype, self.end = token_dtype(self.bpe.vocab_size), self.bpe.end
+    def __init__(self, tokenizer: str, bpe):
+        self.kind, self.bpe = tokenizer, bpe
+        if bpe:
+            texts = bpe.token_bytes
+            self.dtype, self.end = token_dtype(bpe.vocab_size), bpe.end
             self.lengths = np.array([len(t) for t in texts])
             self.inside = np.array([0x80 <= t[0] < 0xC0 if t else False for t in texts])
         else:
@@ -185,8 +185,8 @@ class Units:
 
     def count(self, units: np.ndarray) -> tuple[int, int]:
         """Documents that end in the units, and bytes of text."""
-        stops = int(np.count_nonzero(units == self.end))
-        return stops, int(self.lengths[units].sum()) - stops * int(self.lengths[self.end]) if self.bpe else len(units) - stops
+        text = units[units != self.end]
+        return len(units) - len(text), int(self.lengths[text].sum()) if self.bpe else len(text)
 
 def in_order(f, items, n: int):
     """(f(item), *rest) for each (item, *rest), in their order. `n` threads, which tiktoken and hashlib let run at once,
@@ -534,9 +534,9 @@ def code() -> str:
     files = (__file__, nanodepth.data.__file__, nanodepth.documents.__file__, nanodepth.tokenizer_json.__file__)
     return hashlib.sha256(b"".join(Path(f).read_bytes() for f in files)).hexdigest()[:16]
 
-def make(corpus: Corpus, out: Path, tokenizer: str, settings: dict, num_proc: int) -> dict:
+def make(corpus: Corpus, out: Path, tokenizer: str, bpe, settings: dict, num_proc: int) -> dict:
     """Shards and meta.json in `out`, going on from the parts that are there when they are of the same. Returns meta."""
-    units = Units(tokenizer)
+    units = Units(tokenizer, bpe)
     folder, record = out / "parts", {"settings": settings, "code": code()}
     try:
         same = json.loads((folder / "record.json").read_text(encoding="utf-8")) == record
@@ -601,7 +601,8 @@ def prepare(dataset: str | None = None, input=None, tokenizer: str | None = None
     corpus.errors, corpus.max_tokens, tokenizer = errors, max_tokens, tokenizer or corpus.tokenizer
     corpus.widen = bool(input) and split is None and max_tokens is None
     # What the tokens depend on. A folder made with other settings is not taken for this one.
-    named = bpe_of(tokenizer).name if tokenizer.endswith(".json") else tokenizer
+    bpe = bpe_of(tokenizer)
+    named = f"{bpe.sha256[:16]} of {bpe.vocab_size} tokens" if tokenizer.endswith(".json") else tokenizer
     settings = {"dataset": dataset or "input", "tokenizer": named, "max_tokens": max_tokens,
                 "split": [round(f, 6) for f in corpus.fractions], "widen": corpus.widen, "errors": errors,
                 "separator": corpus.separator, "text_key": corpus.text_key, "sources": sources(corpus)}
@@ -610,7 +611,7 @@ def prepare(dataset: str | None = None, input=None, tokenizer: str | None = None
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out} is a file; choose a folder.")
     if tokenizer == "gpt2" and not (out / "meta.json").exists():
-        GPT2Tokenizer().load()                                                  # can it be had? before anything is made
+        bpe.load()                                                              # can it be had? before anything is made
     new = [p for p in (out, *out.parents) if not p.exists()]
     out.mkdir(parents=True, exist_ok=True)
     try:
@@ -623,7 +624,7 @@ def prepare(dataset: str | None = None, input=None, tokenizer: str | None = None
             if strange:
                 raise UserError(f"{out} holds other files ({strange[0]}). Choose another --out, or empty it.")
             try:
-                meta = make(corpus, out, tokenizer, settings, num_proc)
+                meta = make(corpus, out, tokenizer, bpe, settings, num_proc)
             except UserError as e:
                 if not isinstance(e, Unfinished) or not list((out / "parts").glob("*.npz")):
                     for path in out.glob("*.bin*"):

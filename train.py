@@ -138,7 +138,7 @@ def read_settings(argv) -> tuple[dict, dict | None]:
         s = DEFAULTS | {k: theirs[k] for k in inherited} | given
         check_named(s["router"], flags.get("router"), s["init_from"])
         checkpoint["digest"] = weights_digest(checkpoint["model"])
-        if is_run:
+        if is_run:                                                      # the others have no router's weights
             checkpoint["model"] = carried(checkpoint["model"], theirs, s, given)
     s["out_dir"] = s["out_dir"] or default_out_dir(s)
     if checkpoint and s["init_from"] != "resume" and not s["eval_only"]:
@@ -286,9 +286,11 @@ def set_up(settings: dict, checkpoint: dict | None, group: several.Group) -> Run
     elif checkpoint and known_as(checkpoint["tokenizer"]) != facts["tokenizer"]:
         if checkpoint["tokenizer"] or not qwen3.is_folder(s.init_from):
             raise UserError(f"the tokenizer of {s.dataset} is not the one of {s.init_from}: its weights would read other "
-                            f"symbols. Prepare the data with the same tokenizer.")
-        print(f"note: {s.init_from} has no tokenizer.json, so whether its tokens are those of {s.dataset} is not known",
-              file=sys.stderr)
+                            f"symbols. Prepare the data with the same tokenizer (of a Qwen3 folder: --tokenizer "
+                            f"FOLDER/tokenizer.json).")
+        if group.rank == 0:
+            print(f"note: {s.init_from} has no tokenizer.json, so whether its tokens are those of {s.dataset} is not "
+                  f"known", file=sys.stderr)
     config = replace(config, vocab_size=vocab_size)
     splits = eval_windows(data, s, config)
 

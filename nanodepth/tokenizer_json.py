@@ -42,7 +42,7 @@ class HFTokenizer:
                             f"beside it, so nothing could end a text.")
         known = 1 + max(self.bpe.get_vocab().values())
         self.vocab_size = vocab_size or known
-        if self.vocab_size < known:
+        if not known <= self.vocab_size < 2**24:
             raise UserError(f"{name} has {known:,} tokens, and the config.json beside it a vocab_size of "
                             f"{vocab_size:,}: they are not of one model.")
         self.dtype = token_dtype(self.vocab_size)
@@ -81,7 +81,8 @@ class HFTokenizer:
     @classmethod
     def from_description(cls, described: dict):
         try:
-            text = zlib.decompress(base64.b64decode(described["packed"])).decode()
+            packed = base64.b64decode(described["packed"])
+            text = zlib.decompressobj().decompress(packed, 2**28).decode()      # no more, whatever it says
         except (zlib.error, ValueError) as e:
             raise UserError(f"this description of a tokenizer is damaged: {e}") from None
         return cls(text, described["vocab_size"], described["eos"])

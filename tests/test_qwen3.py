@@ -2,6 +2,7 @@
 import json
 import os
 import shutil
+import subprocess
 import sys
 import unicodedata
 from pathlib import Path
@@ -16,12 +17,12 @@ import train
 from model import GPT, GPTConfig
 from nanodepth import qwen3
 from nanodepth.data import load_data, tokenizer_from
-from nanodepth.files import UserError, load_checkpoint, load_model
+from nanodepth.files import UserError, load_model
 from nanodepth.runs import weights_digest
 from nanodepth.tokenizer_json import HFTokenizer
 from prepare_data import prepare
 from corpora import stories
-from tiny import ROOT, checkpoint, log, script
+from tiny import ROOT, checkpoint, log
 
 CONFIG = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 301, "hidden_size": 24,
           "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -365,21 +366,20 @@ def test_a_tokenizer_that_loses_text(tmp_path):
 # memory
 
 PEAK = """
-import sys, resource, torch
+import re, sys
 sys.path.insert(0, {root!r})
 import train
-base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+peak = lambda: 1024 * int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])
+base = peak()                           # torch is imported
 settings, checkpoint = train.read_settings(sys.argv[1:])
 run = train.set_up(settings, checkpoint, train.several.Group())
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print((peak - base) * 1024 / (4 * run.record["params"]))
+print((peak() - base) / (4 * run.record["params"]))
 """
 
 @pytest.mark.slow
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ru_maxrss is in KiB there")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_memory_of_loading_the_0_6b_shape(tmp_path, data):
     """From the flags to the optimizer, bfloat16 weights on the disk: 1.2 times the float32 model at most."""
-    import subprocess
     shape = {"vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
              "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
     write(tmp_path / "hf", weights(torch.bfloat16, **shape), **shape)
@@ -388,4 +388,4 @@ def test_memory_of_loading_the_0_6b_shape(tmp_path, data):
     done = subprocess.run([sys.executable, "-c", PEAK.format(root=str(ROOT)), *map(str, flags)], capture_output=True,
                           text=True)
     assert done.returncode == 0, done.stderr
-    assert 1 < float(done.stdout) < 1.2
+    assert 1 < float(done.stdout) <= 1.2
