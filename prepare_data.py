@@ -590,7 +590,8 @@ def prepare(dataset: str | None = None, input=None, tokenizer: str | None = None
     """
     tokenizer = tokenizer and str(tokenizer)
     if tokenizer not in (None, "char", "byte", "gpt2") and not tokenizer.endswith(".json"):
-        raise UserError(f"--tokenizer is {tokenizer!r}; it must be char, byte or gpt2, or the path of a tokenizer.json.")
+        raise UserError(f"--tokenizer is {tokenizer!r}; it must be char, byte or gpt2, or a path of a "
+                        f"tokenizer.json.")
     max_tokens = amount(max_tokens, "--max_tokens") if max_tokens is not None else None
     if num_proc is None:
         num_proc = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -674,7 +675,8 @@ def main(argv) -> None:
     p.add_argument("--dataset", metavar="NAME", help=", ".join(DATASETS))
     p.add_argument("--input", nargs="+", metavar="FILE",
                    help=".txt, .jsonl, .parquet, the first two also in .gz and .zip; folders; globs")
-    p.add_argument("--tokenizer", help="char, byte, gpt2, or a tokenizer.json; by default what is usual for the dataset")
+    p.add_argument("--tokenizer", help="char, byte, gpt2, or the path of a tokenizer.json; by default what is usual for "
+                                       "the dataset")
     p.add_argument("--out", help="the data folder; data/NAME when not given")
     p.add_argument("--num_proc", type=int, help="workers; all cores when not given")
     p.add_argument("--max_tokens", help="at most so many tokens in train, as 2.0B, 500M or 20000; whole documents")

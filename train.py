@@ -4,7 +4,7 @@
     python train.py configs/quick.toml --router delta_block         # defaults, then the file, then flags
     python train.py --init_from resume --out_dir out/wav-48x64-s0   # goes on from the last checkpoint
     python train.py --init_from out/wav-48x64-s0 --eval_only        # train, val and test loss of its last weights
-    python train.py --init_from Qwen3-0.6B --router delta_block --route_gate 0 --dataset NAME   # converts a trained model
+    python train.py --init_from Qwen3-0.6B --router delta_block --route_gate 0 --dataset NAME   # converts Qwen3 weights
     torchrun --standalone --nproc_per_node=2 train.py --n_layer 48  # the same batch, shared by two processes
 
 What is unusual:
@@ -128,8 +128,8 @@ def read_settings(argv) -> tuple[dict, dict | None]:
         check_named(s["router"], flags.get("router"), out_dir)
     elif s["init_from"] != "scratch":
         if not Path(s["init_from"]).exists():
-            raise UserError(f"--init_from is {s['init_from']!r}; it must be scratch, resume, or the folder of a run or of "
-                            f"Qwen3 weights." + nearest(s["init_from"], ["scratch", "resume"]))
+            raise UserError(f"--init_from is {s['init_from']!r}; it must be scratch, resume, or the folder of a run or "
+                            f"of Qwen3 weights." + nearest(s["init_from"], ["scratch", "resume"]))
         is_run = not qwen3.is_folder(s["init_from"])
         checkpoint = load_checkpoint(s["init_from"]) if is_run else qwen3.load(s["init_from"])
         theirs = checkpoint["model_config"]                             # of another router, only the backbone counts
@@ -285,8 +285,8 @@ def set_up(settings: dict, checkpoint: dict | None, group: several.Group) -> Run
         same_data(facts, checkpoint["data"], s.dataset, s.out_dir)
     elif checkpoint and known_as(checkpoint["tokenizer"]) != facts["tokenizer"]:
         if checkpoint["tokenizer"] or not qwen3.is_folder(s.init_from):
-            raise UserError(f"the tokenizer of {s.dataset} is not the one of {s.init_from}: its weights would read other "
-                            f"symbols. Prepare the data with the same tokenizer (of a Qwen3 folder: --tokenizer "
+            raise UserError(f"the tokenizer of {s.dataset} is not the one of {s.init_from}: its weights would read "
+                            f"other symbols. Prepare the data with the same tokenizer (of a Qwen3 folder: --tokenizer "
                             f"FOLDER/tokenizer.json).")
         if group.rank == 0:
             print(f"note: {s.init_from} has no tokenizer.json, so whether its tokens are those of {s.dataset} is not "

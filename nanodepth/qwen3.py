@@ -7,7 +7,6 @@ What the folder says is checked before any weight is read or any model is made: 
 model has no counterpart of, and each tensor's name, shape and type. Nothing in it is executed: pickles are not read.
 """
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -43,8 +42,8 @@ def model_config(path: Path) -> dict:
     config = read_json(path / "config.json")
 
     def refuse(what):
-        raise UserError(f"{path} {what}; --init_from reads Qwen3ForCausalLM, with full attention, plain rotary positions "
-                        f"and no biases.")
+        raise UserError(f"{path} {what}; --init_from reads Qwen3ForCausalLM, with full attention, plain rotary "
+                        f"positions and no biases.")
 
     architecture = (config.get("architectures") or [config.get("model_type")])[0]
     if config.get("model_type") != "qwen3" or architecture not in ("Qwen3ForCausalLM", "qwen3"):
@@ -64,15 +63,15 @@ def model_config(path: Path) -> dict:
         if kind != "default" or set(found) - {"rope_type", "type", "rope_theta"}:
             refuse(f"has scaled rotary positions ({name}: {str(found)[:80]})")
 
-    sizes = {ours: config.get(theirs) for ours, theirs in SIZES.items()}
-    numbers = {"norm_eps": config.get("rms_norm_eps"),
-               "rope_theta": rope.get("rope_theta", scaling.get("rope_theta", config.get("rope_theta")))}
-    wrong = [SIZES[k] for k, v in sizes.items() if type(v) is not int or not 1 <= v < 2**31]
-    wrong += [k for k, v in numbers.items() if type(v) not in (int, float) or not 0 < v < math.inf]
-    if wrong:
-        raise UserError(f"{path / 'config.json'} is damaged: it does not say a sensible {wrong[0]}. {SAVED}")
+    config["rope_theta"] = (rope or scaling).get("rope_theta", config.get("rope_theta"))
+    for name in ("rms_norm_eps", "rope_theta", *SIZES.values()):
+        value, kinds = config.get(name), (int,) if name in SIZES.values() else (int, float)
+        if type(value) not in kinds or not 0 < value < 2**31:
+            raise UserError(f"{path / 'config.json'} is damaged: it does not say a sensible {name}. {SAVED}")
     longest = config.get("max_position_embeddings")
-    return {**sizes, **numbers, "tie_embeddings": bool(config.get("tie_word_embeddings")), "router": "residual",
+    return {**{ours: config[theirs] for ours, theirs in SIZES.items()}, "router": "residual",
+            "norm_eps": config["rms_norm_eps"], "rope_theta": config["rope_theta"],
+            "tie_embeddings": bool(config.get("tie_word_embeddings")),
             **({"seq_len": longest} if type(longest) is int and 1 <= longest < 128 else {})}
 
 def tensors(c: dict) -> dict[str, tuple[str, tuple]]:
@@ -102,15 +101,15 @@ def weight_files(path: Path) -> list[Path]:
             f", only {pickles[0]}, a pickle, which could run code and is not read. Save it with save_pretrained."
             if pickles else f". {SAVED}"))
     named = read_json(index).get("weight_map")
-    names = set(named.values()) if isinstance(named, dict) and all(isinstance(x, str) for x in named.values()) else set()
-    if not names:
+    if not named or not isinstance(named, dict):
         raise UserError(f"{index} is damaged: it names no files. {SAVED}")
-    for name in sorted(names):
+    names = sorted({str(name) for name in named.values()})
+    for name in names:
         if Path(name).name != name or "\\" in name or ":" in name or not name.endswith(".safetensors"):
             raise UserError(f"{index} names {name[:80]!r}, which is no .safetensors file of this folder. {SAVED}")
         if not (path / name).exists():
             raise UserError(f"{path} lacks {name}, which its {index.name} names. {SAVED}")
-    return [path / name for name in sorted(names)]
+    return [path / name for name in names]
 
 class Weights(Mapping):
     """Tensors by our names, each read from its file when it is asked for. The file is open only for that long: what has
@@ -139,8 +138,8 @@ def opened(file: Path):
         raise UserError(f"{file} is damaged, or no .safetensors file ({str(e)[:100]}). {SAVED}") from None
 
 def load(path) -> dict:
-    """The folder as a checkpoint to start from: `model_config`, `model`, whose tensors are read one by one when they are
-    asked for, and `tokenizer`, a description as in any checkpoint, or None where the folder has none."""
+    """The folder as a checkpoint to start from: `model_config`, `model`, whose tensors are read one by one when they
+    are asked for, and `tokenizer`, a description as in any checkpoint, or None where the folder has none."""
     path = Path(path)
     need("safetensors", f"--init_from {path}", "start from a run")
     try:
@@ -173,7 +172,8 @@ def load(path) -> dict:
         if kind not in TYPES:
             raise UserError(f"{file}: {name} is in {kind}; weights in {', '.join(TYPES)} are read.")
     weights = Weights({ours: (found[theirs][0], theirs) for ours, (theirs, _) in wanted.items()})
-    if config["tie_embeddings"] and "lm_head.weight" in found and not weights["lm_head.weight"].equal(weights["embed.weight"]):
+    own_head = config["tie_embeddings"] and "lm_head.weight" in found   # a copy of the embedding, as in Qwen3-0.6B
+    if own_head and not weights["lm_head.weight"].equal(weights["embed.weight"]):
         raise UserError(f"{path}: its config.json says tie_word_embeddings, but lm_head.weight is not "
                         f"model.embed_tokens.weight. Set it to false, or remove lm_head.weight.")
     tokenizer = None

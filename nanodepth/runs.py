@@ -134,8 +134,10 @@ def described(data) -> dict | None:
     return data.tokenizer.describe() if data.tokenizer else None
 
 def known_as(tokenizer: dict | None) -> dict | None:
-    """A tokenizer's description as it is recorded and compared: a tokenizer.json by its digest, for it has megabytes."""
-    return {"kind": tokenizer["kind"], "sha256": tokenizer["sha256"]} if tokenizer and "sha256" in tokenizer else tokenizer
+    """A tokenizer's description as it is recorded and compared: a tokenizer.json, of megabytes, by its digest."""
+    if tokenizer and tokenizer["kind"] == "tokenizer.json":
+        return {"kind": "tokenizer.json", "sha256": tokenizer["sha256"]}
+    return tokenizer
 
 def same_data(facts: dict, was: dict, dataset: str, out_dir: str) -> None:
     """UserError, with both values, when a run was trained on other data than this."""
@@ -225,8 +227,8 @@ def carried(weights: dict, theirs: dict, s: dict, given: dict) -> dict:
             name not in fresh and (same or name in ("router.query", "router.query_v"))}
 
 def unfilled(GPT, config):
-    """GPT(config) whose embedding and head are still to be filled. GPT itself gives a tied model a head of its own for a
-    moment, which is a quarter of Qwen3-0.6B's memory."""
+    """GPT(config) whose embedding and head are still to be filled. GPT itself gives a tied model a head of its own for
+    a moment, which is a quarter of Qwen3-0.6B's memory."""
     small = replace(config, vocab_size=1)
     model = GPT(small)
     small.vocab_size = config.vocab_size                                # the model's own config from now on
@@ -238,8 +240,8 @@ def unfilled(GPT, config):
 
 @torch.no_grad()
 def start_from(model, state, path: str, whole: bool = False) -> None:
-    """Copy weights, tensors by name, into a model, one at a time; all of them if `whole`, else router parameters that do
-    not fit stay as they are."""
+    """Copy weights, tensors by name, into a model, one at a time; all of them if `whole`, else router parameters that
+    do not fit stay as they are."""
     own = model.state_dict()
     fits = [k for k in state if k in own and state[k].shape == own[k].shape]
     wrong = [k for k in sorted(own.keys() | state.keys()) if k not in fits and (whole or not k.startswith("router."))]

@@ -27,8 +27,8 @@ class HFTokenizer:
         except Exception as e:                                          # the library's own is a bare Exception
             raise UserError(f"{name} is damaged, or no tokenizer.json ({str(e)[:100]}). Get it again.") from None
         if (kind := (decoder or {}).get("type")) != "ByteLevel":
-            raise UserError(f"{name} is not byte level, as Qwen3's is (its decoder is {kind}), so its tokens would not give "
-                            f"each text back. Choose another.")
+            raise UserError(f"{name} is not byte level, as Qwen3's is (its decoder is {kind}), so its tokens would not "
+                            f"give each text back. Choose another.")
         self.bpe.encode_special_tokens = True                           # '<|endoftext|>' in a text is nothing special
         self.bpe.no_truncation()
         self.bpe.no_padding()

@@ -79,8 +79,8 @@ def start(folder, out, data, *flags) -> dict:
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_logits_are_those_of_transformers(tmp_path, data, tied):
-    """Several shards, 4 query heads on 2, heads wider than n_embd / n_head. 1e-4 in float32: logits of a few units, that
-    two orders of summation have rounded."""
+    """Several shards, 4 query heads on 2, heads wider than n_embd / n_head. 1e-4 in float32: logits of a few units,
+    that two orders of summation have rounded."""
     import transformers
     torch.manual_seed(3)
     theirs = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(
@@ -170,7 +170,7 @@ def refused(folder, data, monkeypatch, words, *flags):
     ({"num_hidden_layers": 10**9}, "1,000,000,000 layers"),
     ({"num_hidden_layers": "2"}, "does not say a sensible num_hidden_layers"),
     ({"hidden_size": 10**8}, "has the shape"),
-    ({"rms_norm_eps": None}, "does not say a sensible norm_eps"),
+    ({"rms_norm_eps": None}, "does not say a sensible rms_norm_eps"),
     ({"architectures": 5}, "config.json is damaged"),
     ({"layer_types": 5}, "config.json is damaged"),
     ({"rope_parameters": "default"}, "scaled rotary positions (rope_parameters"),
@@ -295,14 +295,15 @@ def test_from_a_folder_to_text(folder, tmp_path, capsys):
     """Prepare, convert, train, speak: when the folder is gone too."""
     (tmp_path / "a.txt").write_text("".join(stories(2000)) + TEXT, encoding="utf-8")
     shutil.copytree(folder, tmp_path / "hf")
-    prepare(input=[tmp_path / "a.txt"], tokenizer=tmp_path / "hf/tokenizer.json", out=tmp_path / "data", num_proc=1,
-            split="80/10/10")
+    again = lambda: prepare(input=[tmp_path / "a.txt"], tokenizer=tmp_path / "hf/tokenizer.json",
+                            out=tmp_path / "data", num_proc=1, split="80/10/10")
+    again()
     data = load_data(tmp_path / "data")
     assert data.vocab_size == 70_000 and data.test.window(len(data.test) - 1, 1) == 1           # the end of a text
     assert data.tokenizer.decode(data.test.window(0, len(data.test))).endswith(TEXT)
     splits = data.meta["splits"]
     assert sum(splits[s]["bytes"] for s in splits) == (tmp_path / "a.txt").stat().st_size
-    prepare(input=[tmp_path / "a.txt"], tokenizer=tmp_path / "hf/tokenizer.json", out=tmp_path / "data", split="80/10/10")
+    again()
     assert "is there already" in capsys.readouterr().out
     c = start(tmp_path / "hf", tmp_path / "run", str(tmp_path / "data"), "--seq_len", 16, "--router", "block",
               "--max_iters", 1)

@@ -283,7 +283,7 @@ def test_a_residual_becomes_a_delta_block_that_computes_the_same(data, tmp_path)
     assert checkpoint(tmp_path / "delta")["model"]["router.gate"].abs().sum() > 0   # and the gate has begun to open
 
 def test_a_conversion_costs_nothing_at_zero_queries(data, tmp_path):
-    """Identity 12 as a user meets it: the loss at step 0 is the residual run's, as norm_eps goes to 0 (float32: 2e-6)."""
+    """Identity 12 as a user meets it: at step 0 the residual run's loss, as norm_eps goes to 0 (float32: 2e-6)."""
     go("--dataset", data, "--out_dir", tmp_path / "residual", "--router", "residual", "--max_iters", 20, "--norm_eps",
        1e-12, "--learning_rate", 2e-2, "--warmup_iters", 0)
     before, after = log(tmp_path / "residual")[-1]["val_loss"], {}
