@@ -240,8 +240,8 @@ def unfilled(GPT, config):
 
 @torch.no_grad()
 def start_from(model, state, path: str, whole: bool = False) -> None:
-    """Copy weights, tensors by name, into a model, one at a time; all of them if `whole`, else router parameters that
-    do not fit stay as they are."""
+    """Copy weights, tensors by name, into a model; all of them if `whole`, else router parameters that do not fit stay
+    as they are. A few million numbers at a time: what has been read of a file counts as memory until it is closed."""
     own = model.state_dict()
     fits = [k for k in state if k in own and state[k].shape == own[k].shape]
     wrong = [k for k in sorted(own.keys() | state.keys()) if k not in fits and (whole or not k.startswith("router."))]
@@ -249,7 +249,10 @@ def start_from(model, state, path: str, whole: bool = False) -> None:
         raise UserError(f"the weights of {path} do not fit this model: {wrong[0]}. " + (
             "It is of another version of model.py." if whole else "Leave out the flags of its size."))
     for k in fits:
-        own[k].copy_(state[k])
+        mine = torch.atleast_1d(own[k])
+        rows = max(1, 2**23 * len(mine) // max(1, mine.numel()))
+        for a in range(0, len(mine), rows):
+            mine[a:a + rows].copy_(torch.atleast_1d(state[k])[a:a + rows])
 
 # ---------------------------------------------------------------------------------------------------------------------
 # what is heard and said
