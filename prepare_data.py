@@ -36,6 +36,7 @@ from nanodepth.files import UserError, atomic_write, lock, run
 from nanodepth.settings import Parser, amount
 from nanodepth.data import SPLITS, ByteTokenizer, CharTokenizer, GPT2Tokenizer, load_data, shard_header, token_dtype
 from nanodepth.documents import Corpus, File, character, input_files, kind_of, need, pieces, read
+from nanodepth.tokenizer_json import HFTokenizer
 
 SHARD_TOKENS = 100_000_000      # tokens of a full shard, as in llm.c
 PART_BYTES = 2**23
@@ -144,9 +145,8 @@ def divide(corpus: Corpus, key, text: bytes, stretch: bool, split: str | None) -
 class Encoder:
     """Documents to what parts are made of, units: ids; or for char and byte UTF-8, in which 0xFF ends a document."""
 
-    def __init__(self, corpus: Corpus, tokenizer: str):
-        self.corpus, self.kind = corpus, tokenizer
-        self.tok = GPT2Tokenizer() if tokenizer == "gpt2" else None             # of ids
+    def __init__(self, corpus: Corpus, tokenizer: str, tok=None):
+        self.corpus, self.kind, self.tok = corpus, tokenizer, tok               # tok: of ids; None for char and byte
         self.dtype = token_dtype(self.tok.vocab_size) if self.tok else np.dtype("u1")
         self.end = np.array(self.tok.end if self.tok else 0xFF, self.dtype).tobytes() if corpus.ends else b""
 
@@ -405,13 +405,13 @@ def sources(corpus: Corpus) -> str:
 
 def code() -> str:
     """A digest of the code that decides the bytes: parts of another version are not gone on with."""
-    import nanodepth.data, nanodepth.documents
-    files = (__file__, nanodepth.data.__file__, nanodepth.documents.__file__)
+    import nanodepth.data, nanodepth.documents, nanodepth.tokenizer_json
+    files = (__file__, nanodepth.data.__file__, nanodepth.documents.__file__, nanodepth.tokenizer_json.__file__)
     return hashlib.sha256(b"".join(Path(f).read_bytes() for f in files)).hexdigest()[:16]
 
-def make(corpus: Corpus, out: Path, tokenizer: str, settings: dict, num_proc: int) -> dict:
+def make(corpus: Corpus, out: Path, tokenizer: str, tok, settings: dict, num_proc: int) -> dict:
     """Shards and meta.json in `out`, going on from the parts that are there when they are of the same. Returns meta."""
-    folder, encoder = out / "parts", Encoder(corpus, tokenizer)
+    folder, encoder = out / "parts", Encoder(corpus, tokenizer, tok)
     corpus.few = settings["dataset"] == "input" and are_few(corpus)
     while True:
         record = {"settings": settings, "code": code(), "fractions": corpus.fractions}
@@ -436,10 +436,8 @@ def make(corpus: Corpus, out: Path, tokenizer: str, settings: dict, num_proc: in
 
     for path in out.glob("*_*.bin*"):
         path.unlink()                                                           # of a run that was stopped here
-    if tokenizer == "char":
-        tok = CharTokenizer(parts.chars + corpus.chars, corpus.ends)
-    else:
-        tok = encoder.tok or ByteTokenizer()
+    if not tok:
+        tok = ByteTokenizer() if tokenizer == "byte" else CharTokenizer(parts.chars + corpus.chars, corpus.ends)
     splits = {}
     with tqdm(total=int(tokens.sum()), desc="writing", unit=" tokens", unit_scale=True, disable=None, leave=False) as bar:
         for i, split in enumerate(SPLITS):
@@ -482,8 +480,9 @@ def prepare(dataset: str | None = None, input=None, tokenizer: str | None = None
 
     The arguments are the flags of the command line. UserError for whatever the user can put right.
     """
-    if tokenizer not in (None, "char", "byte", "gpt2"):
-        raise UserError(f"--tokenizer is {tokenizer!r}; it must be char, byte or gpt2.")
+    tokenizer = tokenizer and str(tokenizer)
+    if tokenizer not in (None, "char", "byte", "gpt2") and not tokenizer.endswith(".json"):
+        raise UserError(f"--tokenizer is {tokenizer!r}; it must be char, byte or gpt2, or the path of a tokenizer.json.")
     if num_proc is not None and num_proc < 1:
         raise UserError(f"--num_proc is {num_proc}; it must be at least 1.")
     num_proc = num_proc or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
@@ -491,8 +490,12 @@ def prepare(dataset: str | None = None, input=None, tokenizer: str | None = None
     input = [str(p) for p in ([input] if isinstance(input, (str, os.PathLike)) else input or [])]
     corpus = corpus_of(dataset, input, split, separator, text_key, source)
     corpus.errors, tokenizer = errors, tokenizer or corpus.tokenizer
+    tok, named = None, tokenizer
+    if tokenizer.endswith(".json"):
+        tok = HFTokenizer.from_file(tokenizer)
+        named = f"{tok.sha256[:16]} of {tok.vocab_size} tokens"
     # What the tokens depend on. A folder made with other settings is not taken for this one.
-    settings = {"dataset": dataset or "input", "tokenizer": tokenizer, "max_tokens": max_tokens,
+    settings = {"dataset": dataset or "input", "tokenizer": named, "max_tokens": max_tokens,
                 "split": [round(f, 6) for f in corpus.fractions], "errors": errors, "separator": corpus.separator,
                 "widen": bool(input) and split is None and max_tokens is None, "text_key": corpus.text_key,
                 "sources": sources(corpus)}
@@ -500,7 +503,8 @@ def prepare(dataset: str | None = None, input=None, tokenizer: str | None = None
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out} is a file; choose a folder.")
     if tokenizer == "gpt2" and not (out / "meta.json").exists():
-        GPT2Tokenizer().bpe                                                     # can it be had? before anything is made
+        tok = GPT2Tokenizer()
+        tok.bpe                                                                 # can it be had? before anything is made
     new = [p for p in (out, *out.parents) if not p.exists()]
     out.mkdir(parents=True, exist_ok=True)
     try:
@@ -513,7 +517,7 @@ def prepare(dataset: str | None = None, input=None, tokenizer: str | None = None
             if strange:
                 raise UserError(f"{out} holds other files ({strange[0]}). Choose another --out, or empty it.")
             try:
-                meta = make(corpus, out, tokenizer, settings, num_proc)
+                meta = make(corpus, out, tokenizer, tok, settings, num_proc)
             except UserError as e:
                 if not isinstance(e, Unfinished) or not list((out / "parts").glob("0*.json")):
                     shutil.rmtree(out / "parts", ignore_errors=True)
@@ -561,7 +565,7 @@ def main(argv) -> None:
     p.add_argument("--dataset", metavar="NAME", help=", ".join(DATASETS))
     p.add_argument("--input", nargs="+", metavar="FILE",
                    help=".txt, .jsonl, .parquet, the first two also in .gz and .zip; folders; globs")
-    p.add_argument("--tokenizer", help="char, byte or gpt2; by default what is usual for the dataset")
+    p.add_argument("--tokenizer", help="char, byte, gpt2 or a tokenizer.json; by default what is usual for the dataset")
     p.add_argument("--out", help="the data folder; data/NAME when not given")
     p.add_argument("--num_proc", type=int, help="workers; all cores when not given")
     p.add_argument("--max_tokens", help="at most so many tokens in train, as 2.0B, 500M or 20000; whole documents")

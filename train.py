@@ -4,6 +4,7 @@
     python train.py configs/quick.toml --router delta_block         # defaults, then the file, then flags
     python train.py --init_from resume --out_dir out/wav-48x64-s0   # goes on from the last checkpoint
     python train.py --init_from out/wav-48x64-s0 --eval_only        # train, val and test loss of its last weights
+    python train.py --init_from Qwen3-0.6B --router delta_block --route_gate 0 --dataset NAME   # converts Qwen3 weights
     torchrun --standalone --nproc_per_node=2 train.py --n_layer 48  # the same batch, shared by two processes
 
 What is unusual:
@@ -16,6 +17,7 @@ What is unusual:
 """
 import math
 import shlex
+import sys
 import time
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
@@ -25,14 +27,14 @@ import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint as recomputed
 
-from nanodepth import several
+from nanodepth import qwen3, several
 from nanodepth.data import load_data
 from nanodepth.files import (UserError, check_named, explain, load_checkpoint, own_router, router_name,
                              run as run_script)
 from nanodepth.machine import (autocast, compile_error, compiled, keep_freed_memory, peak_mem_mb, pick_device,
                                pick_dtype, settle_kernels)
-from nanodepth.runs import (Folder, Screen, Stop, carried, code_digests, data_facts, fingerprint, git_commit, history,
-                            same_data, start_from, weights_digest)
+from nanodepth.runs import (Folder, Screen, Stop, carried, code_digests, data_facts, described, fingerprint, git_commit,
+                            history, known_as, same_data, start_from, unfilled, weights_digest)
 from nanodepth.settings import Parser, amount, nearest
 from model import GPT, GPTConfig, ROUTERS
 
@@ -42,7 +44,7 @@ class TrainConfig:
     # The names are nanoGPT's. The comment beside a setting is its help text. The defaults are for a laptop.
     dataset: str = "pystdlib"            # a folder under data/, or the path of one
     out_dir: str | None = None           # where the run is written; none: out/ROUTER-LxD-sSEED
-    init_from: str = "scratch"           # scratch, resume, or a run (its folder, or a file) whose weights it takes
+    init_from: str = "scratch"           # scratch, resume, or whose weights it takes: a run, or a Qwen3 folder
     eval_only: bool = False              # say the train, val and test loss, and write nothing
     seed: int = 0                        # of the first weights, the batches and the dropout
     # the model's other flags are GPTConfig's
@@ -126,16 +128,18 @@ def read_settings(argv) -> tuple[dict, dict | None]:
         check_named(s["router"], flags.get("router"), out_dir)
     elif s["init_from"] != "scratch":
         if not Path(s["init_from"]).exists():
-            raise UserError(f"--init_from is {s['init_from']!r}; it must be scratch, resume, or the folder of a run."
-                            + nearest(s["init_from"], ["scratch", "resume"]))
-        checkpoint = load_checkpoint(s["init_from"])
+            raise UserError(f"--init_from is {s['init_from']!r}; it must be scratch, resume, or the folder of a run or "
+                            f"of Qwen3 weights." + nearest(s["init_from"], ["scratch", "resume"]))
+        is_run = not qwen3.is_folder(s["init_from"])
+        checkpoint = load_checkpoint(s["init_from"]) if is_run else qwen3.load(s["init_from"])
         theirs = checkpoint["model_config"]                             # of another router, only the backbone counts
         same_router = given.get("router", theirs["router"]) == theirs["router"]
         inherited = [k for k in (MODEL_FIELDS if same_router else BACKBONE) if k in theirs]
         s = DEFAULTS | {k: theirs[k] for k in inherited} | given
         check_named(s["router"], flags.get("router"), s["init_from"])
         checkpoint["digest"] = weights_digest(checkpoint["model"])
-        checkpoint["model"] = carried(checkpoint["model"], theirs, s, given)
+        if is_run:                                                      # the others have no router's weights
+            checkpoint["model"] = carried(checkpoint["model"], theirs, s, given)
     s["out_dir"] = s["out_dir"] or default_out_dir(s)
     if checkpoint and s["init_from"] != "resume" and not s["eval_only"]:
         start = Path(s["init_from"]).resolve()
@@ -279,9 +283,14 @@ def set_up(settings: dict, checkpoint: dict | None, group: several.Group) -> Run
     facts = data_facts(data)
     if resumed:
         same_data(facts, checkpoint["data"], s.dataset, s.out_dir)
-    elif checkpoint and checkpoint["tokenizer"] != facts["tokenizer"]:
-        raise UserError(f"the tokenizer of {s.dataset} is not the one of {s.init_from}: its weights would read other "
-                        f"symbols. Prepare the data with the same tokenizer.")
+    elif checkpoint and known_as(checkpoint["tokenizer"]) != facts["tokenizer"]:
+        if checkpoint["tokenizer"] or not qwen3.is_folder(s.init_from):
+            raise UserError(f"the tokenizer of {s.dataset} is not the one of {s.init_from}: its weights would read "
+                            f"other symbols. Prepare the data with the same tokenizer (of a Qwen3 folder: --tokenizer "
+                            f"FOLDER/tokenizer.json).")
+        if group.rank == 0:
+            print(f"note: {s.init_from} has no tokenizer.json, so whether its tokens are those of {s.dataset} is not "
+                  f"known", file=sys.stderr)
     config = replace(config, vocab_size=vocab_size)
     splits = eval_windows(data, s, config)
 
@@ -289,7 +298,7 @@ def set_up(settings: dict, checkpoint: dict | None, group: several.Group) -> Run
     keep_freed_memory()
     settle_kernels()
     torch.manual_seed(s.seed)
-    model = GPT(config)
+    model = GPT(config) if not checkpoint or resumed else unfilled(GPT, config)
     params, start = model.num_params(), None
     if checkpoint:
         start = checkpoint.get("fingerprint", {}).get("start") if resumed else checkpoint["digest"]
@@ -382,7 +391,7 @@ def save(run: Run) -> None:
     if not all(v.isfinite().all() for v in (*model.values(), *memory) if v is not None):
         raise not_finite(run, "a weight")
     run.folder.save({**run.record, "model": model, "model_config": run.record["model"], "optimizer": optimizer,
-                     "scaler": run.scaler.state_dict(), "tokenizer": run.record["data"]["tokenizer"], "iter": run.i,
+                     "scaler": run.scaler.state_dict(), "tokenizer": described(run.data), "iter": run.i,
                      "tokens": run.i * run.record["tokens_per_step"], "val": run.val, "best": run.best,
                      "elapsed_s": time.time() - run.began})
     run.group.wait()

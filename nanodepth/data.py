@@ -210,6 +210,9 @@ def tokenizer_from(described: dict):
         kind = described["kind"]
         if kind == "char":
             return CharTokenizer(described["chars"], described["with_end"])
+        if kind == "tokenizer.json":
+            from nanodepth.tokenizer_json import HFTokenizer
+            return HFTokenizer.from_description(described)
         return {"byte": ByteTokenizer, "gpt2": GPT2Tokenizer}[kind]()
     except (KeyError, TypeError):
         raise UserError(f"no tokenizer is known by this description: {str(described)[:80]}") from None

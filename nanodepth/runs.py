@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 
@@ -127,7 +128,16 @@ def data_facts(data) -> dict:
                         sums.update(f.read(2**16))
         sums.update(split.encode())
     return {"train_tokens": len(data.train), "val_tokens": len(data.val), "vocab_size": data.vocab_size,
-            "tokenizer": data.tokenizer.describe() if data.tokenizer else None, "digest": sums.hexdigest()[:32]}
+            "tokenizer": known_as(described(data)), "digest": sums.hexdigest()[:32]}
+
+def described(data) -> dict | None:
+    return data.tokenizer.describe() if data.tokenizer else None
+
+def known_as(tokenizer: dict | None) -> dict | None:
+    """A tokenizer's description as it is recorded and compared: a tokenizer.json, of megabytes, by its digest."""
+    if tokenizer and tokenizer["kind"] == "tokenizer.json":
+        return {"kind": "tokenizer.json", "sha256": tokenizer["sha256"]}
+    return tokenizer
 
 def same_data(facts: dict, was: dict, dataset: str, out_dir: str) -> None:
     """UserError, with both values, when a run was trained on other data than this."""
@@ -158,11 +168,12 @@ def fingerprint(record: dict, start: str | None, code: tuple[str, str]) -> dict:
     return {"data": record["data"]["digest"], "start": start, "torch": each("torch"), "dtype": each("dtype"),
             "device": each("device", lambda at: at.split(":")[0]), "changed": changed, "model": code[1], "router": code[0]}
 
-def weights_digest(weights: dict) -> str:
-    """A digest of a checkpoint's weights: what a run started from."""
+def weights_digest(weights) -> str:
+    """A digest of a checkpoint's weights, tensors by name: what a run started from."""
     sums = hashlib.sha256()
-    for name, w in sorted(weights.items()):
-        sums.update(name.encode() + w.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    for name in sorted(weights):                                        # one at a time: they may lie in files still
+        sums.update(name.encode())
+        sums.update(weights[name].contiguous().view(-1).view(torch.uint8).numpy())
     return sums.hexdigest()[:32]
 
 def code_digests(router: str, routers: dict, files: list, own_file: str | None) -> tuple[str, str]:
@@ -215,15 +226,33 @@ def carried(weights: dict, theirs: dict, s: dict, given: dict) -> dict:
     return {name: w for name, w in weights.items() if not name.startswith("router.") or
             name not in fresh and (same or name in ("router.query", "router.query_v"))}
 
-def start_from(model, state: dict, path: str, whole: bool = False) -> None:
-    """Load a run's weights; all of them if `whole`, else router parameters that do not fit stay as they are."""
+def unfilled(GPT, config):
+    """GPT(config) whose embedding and head are still to be filled. GPT itself gives a tied model a head of its own for
+    a moment, which is a quarter of Qwen3-0.6B's memory."""
+    small = replace(config, vocab_size=1)
+    model = GPT(small)
+    small.vocab_size = config.vocab_size                                # the model's own config from now on
+    empty = lambda: torch.empty(config.vocab_size, config.n_embd)
+    model.embed = torch.nn.Embedding.from_pretrained(empty(), freeze=False)
+    model.lm_head.out_features = config.vocab_size
+    model.lm_head.weight = model.embed.weight if config.tie_embeddings else torch.nn.Parameter(empty())
+    return model
+
+@torch.no_grad()
+def start_from(model, state, path: str, whole: bool = False) -> None:
+    """Copy weights, tensors by name, into a model; all of them if `whole`, else router parameters that do not fit stay
+    as they are. A few million numbers at a time: what has been read of a file counts as memory until it is closed."""
     own = model.state_dict()
-    fits = {k: v for k, v in state.items() if k in own and v.shape == own[k].shape}
+    fits = [k for k in state if k in own and state[k].shape == own[k].shape]
     wrong = [k for k in sorted(own.keys() | state.keys()) if k not in fits and (whole or not k.startswith("router."))]
     if wrong:
         raise UserError(f"the weights of {path} do not fit this model: {wrong[0]}. " + (
             "It is of another version of model.py." if whole else "Leave out the flags of its size."))
-    model.load_state_dict(fits, strict=False)
+    for k in fits:
+        mine = torch.atleast_1d(own[k])
+        rows = max(1, 2**23 * len(mine) // max(1, mine.numel()))
+        for a in range(0, len(mine), rows):
+            mine[a:a + rows].copy_(torch.atleast_1d(state[k])[a:a + rows])
 
 # ---------------------------------------------------------------------------------------------------------------------
 # what is heard and said

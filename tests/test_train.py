@@ -283,6 +283,19 @@ def test_a_residual_becomes_a_delta_block_that_computes_the_same(data, tmp_path)
     assert checkpoint(tmp_path / "delta")["model_config"]["n_embd"] == 16           # the size comes from the run
     assert checkpoint(tmp_path / "delta")["model"]["router.gate"].abs().sum() > 0   # and the gate has begun to open
 
+def test_a_conversion_costs_nothing_at_zero_queries(data, tmp_path):
+    """Identity 12 as a user meets it: at step 0 the residual run's loss, as norm_eps goes to 0 (float32: 2e-6)."""
+    go("--dataset", data, "--out_dir", tmp_path / "residual", "--router", "residual", "--max_iters", 20, "--norm_eps",
+       1e-12, "--learning_rate", 2e-2, "--warmup_iters", 0)
+    before, after = log(tmp_path / "residual")[-1]["val_loss"], {}
+    for router in ("block", "rd", "attnres", "delta", "cumulative"):
+        go("--dataset", data, "--out_dir", tmp_path / router, "--init_from", tmp_path / "residual", "--router", router,
+           "--max_iters", 0)
+        first = log(tmp_path / router)[0]
+        assert first["iter"] == 0
+        after[router] = abs(first["val_loss"] - before)
+    assert after.pop("cumulative") > 1e-3 and max(after.values()) < 2e-6
+
 def test_weights_that_do_not_fit(data, tmp_path):
     go("--dataset", data, "--out_dir", tmp_path / "a", "--max_iters", 1)
     with pytest.raises(UserError, match="do not fit this model"):
