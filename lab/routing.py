@@ -40,7 +40,7 @@ from tqdm import tqdm
 from nanodepth.files import (UserError, atomic_write, load_checkpoint, load_model, newest_run, own_router, router_name,
                              router_of, run)
 from nanodepth.machine import pick_device, settle_kernels
-from nanodepth.runs import NO_MATTER
+from nanodepth.runs import NO_MATTER, described, known_as
 from nanodepth.settings import Parser
 from model import GPT, GPTConfig, ROUTERS, AttnRes, Block, Cumulative, Delta, DeltaBlock, DepthRouter, WAV, depth_read
 from train import eval_starts, open_data, windows
@@ -352,8 +352,7 @@ def load(path: str, s: RoutingConfig, device: str):
     router = router_of(checkpoint, named[0] if named else None, ROUTERS)
     model = load_model(checkpoint, GPT, GPTConfig, router=router, plain_read=True).to(device).eval()
     data = open_data(s.dataset or checkpoint["settings"]["dataset"])
-    described = data.tokenizer.describe() if data.tokenizer else None
-    if described != checkpoint["tokenizer"]:
+    if known_as(described(data)) != known_as(checkpoint["tokenizer"]):
         raise UserError(f"the tokenizer of {data.path} is not the one of {path}: its weights would read other symbols. "
                         f"Give the run's own data with --dataset.")
     T = model.config.seq_len
