@@ -1,0 +1,406 @@
+"""What the checks run: random problems in float64, the student's function beside the checker's answer, and what to say
+where they differ. A run is a list of places (the input of sublayer 0, of 1, .., what the head sees, gradients): the
+first one that differs is told of, with the idea of the typical mistake that gives just that, if one does."""
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
+from exercises import answers
+from exercises.answers import MISTAKES, mistaken, rms
+
+class NotWritten(Exception):
+    """The function is as it came."""
+
+class Wrong(Exception):
+    """What is told of a wrong answer: the idea, and where, what was expected and what came, if there is more to say."""
+    def __init__(self, idea, where="", expected="", came=""):
+        super().__init__(idea)
+        self.lines = {"idea": idea, "where": where, "expected": expected, "came": came}
+
+@dataclass
+class Place:
+    """One thing to compare: x, (.., numbers). reads: the sources that were read for it, a list for each read."""
+    where: str
+    x: torch.Tensor
+    symbol: str = ""
+    reads: list = field(default_factory=list)
+
+B, T, D = 2, 3, 5
+TOLERANCE = 1e-9            # of the largest entry. float64 has 16 digits, and a dozen small sums lose three; a 1e-6 counts
+
+def close(a, b, tolerance=TOLERANCE):
+    return torch.allclose(a, b, rtol=0, atol=tolerance * max(1.0, b.nan_to_num().abs().max().item()), equal_nan=True)
+
+# ---------------------------------------------------------------------------------------------------------------------
+# what comes back from a student
+
+def tensor(x, shape, what):
+    """x, if it is a float64 tensor of that shape."""
+    if x is None:
+        raise NotWritten(f"{what} is None; is a `return` missing?")
+    if not isinstance(x, torch.Tensor):
+        raise Wrong(f"{what} must be a tensor, {tuple(shape)}.", came=f"a {type(x).__name__}")
+    if x.shape != torch.Size(shape):
+        raise Wrong(f"{what} has the wrong shape.", expected=str(tuple(shape)), came=str(tuple(x.shape)))
+    if x.dtype != torch.float64:
+        raise Wrong(f"{what} must keep the number format of what goes in, float64: a tensor made without dtype= is "
+                    f"float32, as after .float().", came=str(x.dtype).removeprefix("torch."))
+    return x
+
+def items(x, n, what):
+    """x, if it is a list or a tuple of n."""
+    if x is None:
+        raise NotWritten(f"{what} is None; is a `return` missing?")
+    if not isinstance(x, (list, tuple)):
+        shape = f" {tuple(x.shape)}" if isinstance(x, torch.Tensor) else ""
+        raise Wrong(f"{what} must be a list or a tuple of {n}.", came=f"a {type(x).__name__}{shape}")
+    if len(x) != n:
+        raise Wrong(f"{what} must have {n} members.", came=f"{len(x)}")
+    return x
+
+def line_of(error, path) -> str:
+    """Where in the student's file an exception came from: 'ex2_block.py, line 31'."""
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        return f"{Path(path).name}, line {error.lineno}"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    return f"{Path(path).name}, line {frames[-1].lineno}: {frames[-1].line}" if frames else Path(path).name
+
+def sentence(error, path) -> Wrong:
+    """A student's exception, told as a wrong answer is."""
+    if isinstance(error, SystemExit):
+        return Wrong("The function must return; yours ends the program (exit, quit or sys.exit).", line_of(error, path))
+    first = (str(error).splitlines() or [""])[0][:300]
+    return Wrong(f"The code stops with {type(error).__name__}: {first}", line_of(error, path))
+
+# ---------------------------------------------------------------------------------------------------------------------
+# toys: sublayers and a read that take notes
+
+class Toys:
+    """2L sublayers u = tanh(h / rms(h) A_l), token by token, a `read`, and what was done with them.
+
+    calls: (l, h, the reads before it) in order. Whatever was read or handed out is looked at again in `check`.
+    """
+    def __init__(self, weights, query):
+        self.weights, self.query, self.calls, self.reads, self.seen = weights, query, [], [], []
+        self.sublayers = [lambda h, l=l: self.sublayer(l, h) for l in range(len(weights))]
+
+    def note(self, x, what):
+        self.seen.append((x, x._version, what))
+        return x
+
+    def sublayer(self, l, h):
+        if not isinstance(h, torch.Tensor) or h.shape != (B, T, D):
+            shape = tuple(h.shape) if isinstance(h, torch.Tensor) else f"a {type(h).__name__}"
+            raise Wrong(f"Sublayer {l} takes one tensor, {(B, T, D)}.", came=str(shape))
+        self.calls.append((l, self.note(h, f"the input of sublayer {l}"), self.reads))
+        self.reads = []
+        return self.note(torch.tanh(h / rms(h)[..., None] @ self.weights[l]) * (0.3 + l % 3), f"the update of sublayer {l}")
+
+    def read(self, query, sources, bias=None, scale=None):
+        """The mix, (B, T, D), of the sources by one row of query; bias and scale: a number (or (B, T)) for each source."""
+        if not isinstance(query, torch.Tensor) or query.shape != (D,):
+            raise Wrong(f"`read` takes one row of query, ({D},), and a list of sources.",
+                        came=str(tuple(query.shape)) if isinstance(query, torch.Tensor) else f"a {type(query).__name__}")
+        sources = list(sources) if isinstance(sources, (list, tuple, torch.Tensor)) else [sources]
+        if not sources or any(not isinstance(s, torch.Tensor) or s.shape != (B, T, D) for s in sources):
+            raise Wrong(f"`read` takes a list of one source or more, each {(B, T, D)}.", came=str(
+                [tuple(s.shape) if isinstance(s, torch.Tensor) else type(s).__name__ for s in sources]))
+        n = len(sources)
+        for name, x in (("bias", bias), ("scale", scale)):
+            if x is not None and len(x) != n:
+                raise Wrong(f"`{name}` has a number for each source.", expected=f"{n}", came=f"{len(x)}")
+        row = next((i for i, w in enumerate(self.query) if torch.equal(w, query)), None)
+        self.reads = [*self.reads, (row, [self.note(s, f"source {i} of a read") for i, s in enumerate(sources)])]
+        s = torch.stack(sources)                                        # (n, B, T, D)
+        logit = (s * query).sum(-1) / rms(s)                            # (n, B, T)
+        if bias is not None:
+            logit = logit + torch.stack([torch.as_tensor(b, dtype=s.dtype).expand(B, T) for b in bias])
+        weight = logit.softmax(0)
+        if scale is not None:
+            weight = weight * torch.stack([torch.as_tensor(1.0 if r is None else r, dtype=s.dtype).expand(B, T) for r in scale])
+        return (weight[..., None] * s).sum(0)
+
+    def check(self):
+        order = [l for l, _, _ in self.calls]
+        if order != list(range(len(self.weights))):
+            raise Wrong("Every sublayer runs once, in order, from 0 to 2L-1.", expected=str(list(range(len(self.weights)))),
+                        came=str(order))
+        unchanged(self.seen)
+
+def unchanged(seen):
+    """Wrong if one of (tensor, its version then, its name) has been changed in place."""
+    for x, version, what in seen:
+        if x._version != version:
+            raise Wrong(f"Nothing that was read or handed out may change later; yours changes {what} in place. Write "
+                        f"c = c + u, which makes a new tensor, and not c += u.")
+
+# ---------------------------------------------------------------------------------------------------------------------
+# the problems: cases(draw) gives the inputs, run(f, case) the places
+
+def draws(seed):
+    """A function of a shape that draws normal numbers of float64."""
+    g = torch.Generator().manual_seed(seed)
+    return lambda *shape: torch.randn(shape, generator=g, dtype=torch.float64)
+
+def sources_of(draw, n, loud=True):
+    """n sources of different loudness; loud: the third is as small as at the start of training."""
+    return [draw(B, T, D) * (1e-3 if loud and i == 2 else 0.5 + i) for i in range(n)]
+
+def copies(case):
+    """The case with new tensors, so that nobody changes those of others, and their versions."""
+    new = {k: [x.clone() for x in v] if isinstance(v, list) and isinstance(v[0], torch.Tensor) else
+           v.clone() if isinstance(v, torch.Tensor) else v for k, v in vars(case).items()}
+    seen = [(x, x._version, name) for name, v in new.items() for x in (v if isinstance(v, list) else [v])
+            if isinstance(x, torch.Tensor)]
+    return SimpleNamespace(**new), seen
+
+def read_cases(draw):
+    cases = [SimpleNamespace(query=draw(D), sources=sources_of(draw, n), g=draw(B, T, D)) for n in (2, 4)]
+    zero = SimpleNamespace(query=draw(D), sources=[draw(B, T, D), torch.zeros(B, T, D).double()], g=draw(B, T, D))
+    return [*cases, zero, SimpleNamespace(query=1e4 * draw(D), sources=sources_of(draw, 3), g=draw(B, T, D))]
+
+def run_read(f, case):
+    c, seen = copies(case)
+    n = len(c.sources)
+    mix, alpha = items(f(c.query, c.sources), 2, "What depth_read returns, (mix, alpha),")
+    if isinstance(alpha, torch.Tensor) and alpha.isnan().any() and c.query.abs().max() > 1e3:
+        raise Wrong("exp overflows above 709: take the largest logit away from all of them first. It changes no weight, "
+                    "as it stands above and below.", "a query of size 10,000", "weights that sum to 1", "nan")
+    unchanged(seen)
+    return [Place(f"the weights of {n} sources", tensor(alpha, (n, B, T), "alpha").movedim(0, -1), "alpha"),
+            Place(f"the mix of {n} sources", tensor(mix, (B, T, D), "The mix"), "mix")]
+
+def run_backward(f, case):
+    c, seen = copies(case)
+    d_query, d_s = items(f(c.query, c.sources, c.g), 2, "What depth_read_backward returns, (d_query, d_sources),")
+    if isinstance(d_s, torch.Tensor):
+        d_s = list(d_s)
+    d_s = items(d_s, len(c.sources), "d_sources")
+    unchanged(seen)
+    return [Place("the gradient by source %d of %d" % (i, len(d_s)), tensor(x, (B, T, D), "A source's gradient"), f"d s_{i}")
+            for i, x in enumerate(d_s)] + [Place("the gradient by the query", tensor(d_query, (D,), "d_query"), "d query")]
+
+def run_split(f, case):
+    blocks = f(case.n_layer, case.n_blocks)
+    try:
+        blocks = [list(map(int, b)) for b in items(blocks, case.n_blocks, f"split_layers{case.n_layer, case.n_blocks}")]
+    except TypeError:
+        raise Wrong("Each block is a range of sublayers.", came=repr(blocks)[:100]) from None
+    sizes = [0] * (2 * case.n_layer)                                    # a number for each sublayer: its block
+    for b, block in enumerate(blocks):
+        for l in block:
+            if not 0 <= l < len(sizes):
+                raise Wrong("l counts the 2L sublayers from 0 to 2L-1.", f"{case.n_layer} layers in {case.n_blocks} "
+                            f"blocks, block {b}", f"l below {len(sizes)}", f"l = {l}")
+            sizes[l] = sizes[l] + b + 1
+    return [Place(f"{case.n_layer} layers in {case.n_blocks} blocks (numbers: 1 + the block of each sublayer)",
+                  torch.tensor(sizes).double(), "blocks")]
+
+def router_cases(draw):
+    """5 layers in blocks of 3 and 2 (half of the first is not a whole layer); 3 in blocks of 2 and 1; 4 in 4."""
+    for L, N in ((5, 2), (3, 2), (4, 4)):
+        yield SimpleNamespace(e=draw(B, T, D), weights=draw(2 * L, D, D), query=draw(2 * L + 1, D), gate=draw(2 * L),
+                              detail_bias=draw(2 * L, 2) / 2, out=draw(B, T, D), blocks=answers.split_layers(L, N), rho=0.8)
+
+def run_router(f, case, names):
+    """names: what f takes between the sublayers and `read`."""
+    c, _ = copies(case)
+    if "gate" in names:
+        c.query = c.query[:-1].clone()                                  # the head sees the stream, and reads not
+    leaves = {k: getattr(c, k).requires_grad_() for k in ("e", "weights", *names) if isinstance(getattr(c, k), torch.Tensor)}
+    toys = Toys(c.weights, c.query)
+    e = toys.note(c.e * 1, "e")
+    h = tensor(f(e, toys.sublayers, *(getattr(c, k) for k in names), toys.read), (B, T, D), "What comes back")
+    toys.check()
+    start = {block[0]: b for b, block in enumerate(c.blocks)}
+    places = [Place(f"the input of sublayer {l} ({'MLP' if l % 2 else 'attention'}" + ("" if "blocks" not in names else
+                    f", block {max(b for first, b in start.items() if first <= l)}") + ")", x.detach(), f"h_{l}", reads)
+              for l, x, reads in toys.calls] + [Place("what the head sees", h.detach(), "h", toys.reads)]
+    grads = torch.autograd.grad((h * c.out).sum(), leaves.values(), allow_unused=True) if h.requires_grad else [None] * len(leaves)
+    return places + [Place(f"the gradient by {k if k != 'weights' else 'what the sublayers return'}",
+                           torch.zeros_like(x) if d is None else d, "gradient") for (k, x), d in zip(leaves.items(), grads)]
+
+def input_cases(draw):
+    for L in (3, 2):
+        yield SimpleNamespace(query=draw(2 * L + 1, D), query_v=draw(L, D), sources=sources_of(draw, 3, loud=False), g=draw(2, B, T, D), L=L)
+
+def run_inputs(f, case):
+    places = []
+    for l in range(2 * case.L + 1):
+        c, _ = copies(case)
+        kind = "the head's read" if l == 2 * c.L else "an MLP's" if l % 2 else "an attention's"
+        leaves = [x.requires_grad_() for x in (c.query, c.query_v, *c.sources)]
+        toys = Toys([], torch.cat((c.query, c.query_v)))
+        sources = [toys.note(s * 1, f"source {i}") for i, s in enumerate(c.sources)]
+        kept = list(sources)
+        try:
+            h = f(l, sources, c.query, c.query_v, toys.read)
+        except IndexError as error:
+            raise IndexError(f"{error} (l = {l}, {kind}; query has {2 * c.L + 1} rows and query_v {c.L})"
+                             ).with_traceback(error.__traceback__) from None
+        if len(kept) != len(sources) or any(a is not b for a, b in zip(kept, sources)):
+            raise Wrong("The list of sources belongs to the router; yours adds to it, or takes from it.")
+        unchanged(toys.seen)
+        if isinstance(h, torch.Tensor):
+            raise Wrong("`inputs` returns a list: [h], or [h, h_v].", f"l = {l}, {kind}", came="a tensor")
+        if h is not None and len(h) not in (1, 2):
+            raise Wrong("`inputs` returns a list: [h], or [h, h_v].", f"l = {l}, {kind}", came=f"{len(h)} members")
+        h = [tensor(x, (B, T, D), "h") for x in items(h, 1 if h is None else len(h), "What `inputs` returns")]
+        places.append(Place(f"the number of inputs, l = {l}, {kind} of {c.L} layers", torch.tensor([len(h)]).double(), "inputs"))
+        places += [Place(f"{name} of l = {l}, {kind} of {c.L} layers", x.detach(), name, toys.reads[-1:]) for name, x in zip(("h", "h_v"), h)]
+        loss = sum((x * g).sum() for x, g in zip(h, c.g))
+        grads = torch.autograd.grad(loss, leaves, allow_unused=True) if loss.requires_grad else [None] * len(leaves)
+        places += [Place("the gradient by a query or a source", torch.zeros_like(x) if d is None else d, "gradient")
+                   for x, d in zip(leaves, grads)]
+    return places
+
+def run_tied(f, case):
+    c, _ = copies(case)
+    query_v = tensor(f(c.query), (c.L, D), "The tied query_v")
+    toys = Toys([], c.query)
+    places = [Place(f"row {i}, of the attention of layer {i}", row, f"query_v[{i}]") for i, row in enumerate(query_v)]
+    for l in range(2 * c.L + 1):                                        # so tied, rd is exercise 2: both routes, bit for bit
+        for x in answers.inputs(l, c.sources, c.query, query_v, toys.read):
+            if torch.equal(query_v, c.query[:-1:2]) and not torch.equal(x, toys.read(c.query[l], c.sources)):
+                raise Wrong("Tied routes must be equal, bit for bit.")
+    return places
+
+def weight_cases(draw):
+    p, q = draw(4, B, T).softmax(0), draw(4, B, T).softmax(0)
+    sharp = torch.zeros(4, B, T).double()
+    sharp[0] = 1
+    return [SimpleNamespace(p=draw(2, B, T).softmax(0), q=draw(2, B, T).softmax(0)), SimpleNamespace(p=p, q=q), SimpleNamespace(p=p, q=sharp)]
+
+def run_divergence(f, case):
+    c, seen = copies(case)
+    x = tensor(f(c.p, c.q), (B, T), "The divergence")
+    unchanged(seen)
+    pair = f"p = {numbers(c.p[:2, 0, 0])}, q = {numbers(c.q[:2, 0, 0])}" if len(c.p) == 2 else f"p and q of {len(c.p)} sources"
+    return [Place(f"{pair} at token b=0, t=0", x[..., None], "divergence, in nats")]
+
+def run_signs(f, case):
+    places = []
+    for block in case.blocks:
+        for l in block:
+            a, s = items(f(l, block), 2, "What signs returns, (phase, split),")
+            where = f"sublayer {l}, the {l - block[0]}th (from 0) of a block of {len(block)}"
+            try:
+                places.append(Place(where, torch.tensor([float(a), float(s)]).double(), "phase, split"))
+            except (TypeError, ValueError):
+                raise Wrong("A sign is the number +1 or -1.", where, came=repr((a, s))[:100]) from None
+    return places
+
+def ratio_cases(draw):
+    for rho in (0.7, 1.6):
+        yield SimpleNamespace(c=draw(B, T, D), d=draw(B, T, D), rho=rho)
+        yield SimpleNamespace(c=draw(B, T, D) * 1e-3, d=draw(B, T, D) * 1e-3, rho=rho)
+
+def run_ratio(f, case):
+    c, seen = copies(case)
+    r = tensor(f(c.c.requires_grad_(), c.d.requires_grad_(), c.rho), (B, T), "r")
+    unchanged(seen)
+    return [Place(f"r, at rho = {c.rho}", r.detach()[..., None], "r"),
+            Place("whether r needs a gradient", torch.tensor([float(r.requires_grad)]).double(), "requires_grad")]
+
+def layers(*pairs):
+    return lambda draw: [SimpleNamespace(n_layer=L, n_blocks=N) for L, N in pairs]
+
+def router(*names):
+    return router_cases, lambda f, case: run_router(f, case, names)
+
+CHECKS = {
+    1: {"depth_read": (read_cases, run_read), "depth_read_backward": (read_cases, run_backward)},
+    2: {"split_layers": (layers((4, 4), (4, 2), (12, 8), (5, 3), (7, 3), (3, 1)), run_split), "block": router("blocks", "query")},
+    3: {"inputs": (input_cases, run_inputs), "tied_query_v": (input_cases, run_tied),
+        "divergence": (weight_cases, run_divergence)},
+    4: {"delta": router("query", "gate"), "delta_block": router("blocks", "query", "gate")},
+    5: {"signs": (router_cases, run_signs), "ratio": (ratio_cases, run_ratio),
+        "wav": router("blocks", "query", "detail_bias", "rho")},
+}
+
+# ---------------------------------------------------------------------------------------------------------------------
+# comparing
+
+def check(number, name, f, seed):
+    """Wrong or NotWritten unless the student's function f gives what the answer gives."""
+    cases, run = CHECKS[number][name]
+    answer = getattr(answers, name)
+    for case in cases(draws(seed)):
+        want = run(answer, case)
+        try:
+            came = run(f, case)
+        except Wrong as wrong:                                          # of the wrong shape, say: which mistake ends so too?
+            raise Wrong(**wrong.lines | {"idea": idea_of_end(name, answer, run, case, wrong) or wrong.lines["idea"]}) from None
+        k = next((i for i, (a, b) in enumerate(zip(came, want)) if a.where != b.where or not close(a.x, b.x)), None)
+        if k is not None:
+            raise told(came[k], want[k], idea_of(name, answer, run, case, came, k))
+
+def idea_of(name, answer, run, case, came, k):
+    """The typical mistake that agrees with what came the longest, beyond k, where the answer does not; or None."""
+    best, idea = k, None
+    for text, *edits in MISTAKES[name]:
+        try:
+            other = run(mistaken(answer, edits), case)
+        except Exception:                                               # this mistake does not even run here
+            continue
+        agreed = next((i for i, (a, b) in enumerate(zip(came, other)) if a.where != b.where or not close(a.x, b.x)),
+                      min(len(came), len(other)))
+        if agreed > best:
+            best, idea = agreed, text
+    return idea
+
+def idea_of_end(name, answer, run, case, wrong):
+    """The typical mistake that ends in the same sentence before anything is compared; or None."""
+    for text, *edits in MISTAKES[name]:
+        try:
+            run(mistaken(answer, edits), case)
+        except Wrong as other:
+            if other.lines == wrong.lines:
+                return text
+        except Exception:
+            continue
+
+def numbers(x):
+    return "(" + ", ".join(f"{v:.3g}" for v in x[:4].tolist()) + (", ..)" if len(x) > 4 else ")")
+
+def told(came, want, idea):
+    """The sentence, and what was expected and came: for the token that differs most, and for two sources."""
+    if came.where != want.where:                                        # one has more of something
+        return Wrong(idea or "The number of inputs is not right.", want.where, want.symbol, came.symbol)
+    gap = (came.x - want.x).nan_to_num(nan=torch.inf).abs()
+    at = divmod(gap.flatten().argmax().item(), gap.shape[-1])[0]        # the worst row
+    a, b = came.x.reshape(-1, gap.shape[-1])[at], want.x.reshape(-1, gap.shape[-1])[at]
+    where = want.where + (f", token b={at // T}, t={at % T}" if gap.shape[:-1] == (B, T) else f", row {at}" if gap.dim() > 1 else "")
+    if want.symbol == "alpha":                                          # two sources, the worst of them among them
+        i, total = gap.reshape(-1, gap.shape[-1])[at].argmax().item(), a.sum().item()
+        pair = sorted({i, 0 if i else 1})
+        show = lambda x: ", ".join(f"alpha_{j} = {x[j]:.4g}" for j in pair)
+        more = "" if abs(total - 1) < 1e-9 else f" (and all {len(a)} sum to {total:.4g})"
+        return Wrong(idea or "These are not the weights of the page's equation.", where, show(b), show(a) + more)
+    expected, got = f"{want.symbol} = {numbers(b)}", f"{want.symbol} = {numbers(a)}"
+    if want.symbol == "gradient":
+        return Wrong(idea or "The values are right and the gradient is not: something is detached, or left autograd "
+                             "(.detach(), .data, .item(), torch.tensor(..), no_grad).", where, expected, got)
+    if close(came.x, want.x, 1e-5):
+        idea = idea or ("Nearly right, by less than 1e-5: an epsilon that is missing or stands elsewhere, or something "
+                        "in float32.")
+    if want.reads and came.reads:
+        (row, theirs), (right_row, ours) = came.reads[-1], want.reads[-1]
+        missing = [i for i, s in enumerate(ours) if not any(close(s, t) for t in theirs)]
+        extra = [i for i, t in enumerate(theirs) if not any(close(s, t) for s in ours)]
+        expected, got = (f"{text}, read by row {r} of {len(s)} sources: {two(s, odd, at)}" for text, r, s, odd in (
+            (expected, right_row, ours, missing), (got, row, theirs, extra)))
+        if not idea and (missing or extra or len(ours) != len(theirs)):
+            idea = (f"This read has other sources than in the page's equation: {len(missing)} of {len(ours)} are missing, and "
+                    f"{len(extra)} of your {len(theirs)} do not belong there.")
+        if not idea and row != right_row:
+            idea = "The sources are right, and the row of query that reads them is not."
+    return Wrong(idea or f"This is not {want.symbol} of the page's equation.", where, expected, got)
+
+def two(sources, odd, at):
+    """Two sources at one token, those in `odd` before others."""
+    chosen = sorted([*odd, *(i for i in range(len(sources)) if i not in odd)][:2])
+    return ", ".join(f"{i} {numbers(sources[i].detach().reshape(-1, D)[at])}" for i in chosen)
