@@ -10,8 +10,9 @@ import torch
 
 text_of = functools.cache(inspect.getsource)
 
-def mistaken(answer, edits):
-    """The function `answer` with its text edited: edits are (old, new, old, new, ...), each old one in it once."""
+@functools.cache
+def mistaken(answer, *edits):
+    """The function `answer` with its text edited: edits are old, new, old, new, .., each old one in it once."""
     text = text_of(answer)
     for old, new in zip(edits[0::2], edits[1::2]):
         assert text.count(old) == 1, (answer.__name__, old)
@@ -410,6 +411,8 @@ MISTAKES |= {"signs": [
     ("Phase and split are different signs; yours adds both details with the phase's.", "split + s * u", "split + a * u"),
     ("The head sees e and every C, without details; yours sees the details too.",
      "read(query[-1], sums, [0.0] * len(sums), [1.0] * len(sums))", "look(-1, done)"),
+    ("The head sees e and every C, without details; yours sees the details too.",
+     "*(c for c, _, _ in done)", "*(x for own in done for x in own)"),
     ("The head has no bias, as it sees no details, and reads e and every C by the last row of query; yours does not.",
      "return read(query[-1], sums,", "return read(query[-2], sums,"),
     ("The head sees a mix; yours is the plain sum, the stream.",

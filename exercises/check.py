@@ -149,7 +149,7 @@ def report(number, name, result) -> str:
         text += f" ({result['why']})"
     for label in ("idea", "where", "expected", "came", "line"):
         if result.get(label):
-            text += f"\n    {label:<10}{result[label]}"
+            text += f"\n    {label:<10}" + result[label].replace("\n", "\n" + " " * 14)
     return text
 
 def main(argv) -> None:

@@ -145,9 +145,9 @@ def draws(seed):
     g = torch.Generator().manual_seed(seed)
     return lambda *shape: torch.randn(shape, generator=g, dtype=torch.float64)
 
-def sources_of(draw, n, loud=True):
-    """n sources of different loudness; loud: the third is as small as at the start of training."""
-    return [draw(B, T, D) * (1e-3 if loud and i == 2 else 0.5 + i) for i in range(n)]
+def sources_of(draw, n, small=False):
+    """n sources of different loudness; small: the third is as at the start of training, where the epsilon counts."""
+    return [draw(B, T, D) * (1e-3 if small and i == 2 else 0.5 + i) for i in range(n)]
 
 def copies(case):
     """The case with new tensors, so that nobody changes those of others, and their versions."""
@@ -158,7 +158,8 @@ def copies(case):
     return SimpleNamespace(**new), seen
 
 def read_cases(draw):
-    cases = [SimpleNamespace(query=draw(D), sources=sources_of(draw, n), g=draw(B, T, D)) for n in (2, 4)]
+    cases = [SimpleNamespace(query=draw(D), sources=sources_of(draw, n, small), g=draw(B, T, D))
+             for n, small in ((2, False), (3, False), (4, True))]
     zero = SimpleNamespace(query=draw(D), sources=[draw(B, T, D), torch.zeros(B, T, D).double()], g=draw(B, T, D))
     return [*cases, zero, SimpleNamespace(query=1e4 * draw(D), sources=sources_of(draw, 3), g=draw(B, T, D))]
 
@@ -225,37 +226,35 @@ def run_router(f, case, names):
 
 def input_cases(draw):
     for L in (3, 2):
-        yield SimpleNamespace(query=draw(2 * L + 1, D), query_v=draw(L, D), sources=sources_of(draw, 3, loud=False), g=draw(2, B, T, D), L=L)
+        shared = dict(query=draw(2 * L + 1, D), query_v=draw(L, D), sources=sources_of(draw, 3), g=draw(2, B, T, D), L=L)
+        yield from (SimpleNamespace(**shared, l=l) for l in range(2 * L + 1))
 
 def run_inputs(f, case):
-    places = []
-    for l in range(2 * case.L + 1):
-        c, _ = copies(case)
-        kind = "the head's read" if l == 2 * c.L else "an MLP's" if l % 2 else "an attention's"
-        leaves = [x.requires_grad_() for x in (c.query, c.query_v, *c.sources)]
-        toys = Toys([], torch.cat((c.query, c.query_v)))
-        sources = [toys.note(s * 1, f"source {i}") for i, s in enumerate(c.sources)]
-        kept = list(sources)
-        try:
-            h = f(l, sources, c.query, c.query_v, toys.read)
-        except IndexError as error:
-            raise IndexError(f"{error} (l = {l}, {kind}; query has {2 * c.L + 1} rows and query_v {c.L})"
-                             ).with_traceback(error.__traceback__) from None
-        if len(kept) != len(sources) or any(a is not b for a, b in zip(kept, sources)):
-            raise Wrong("The list of sources belongs to the router; yours adds to it, or takes from it.")
-        unchanged(toys.seen)
-        if isinstance(h, torch.Tensor):
-            raise Wrong("`inputs` returns a list: [h], or [h, h_v].", f"l = {l}, {kind}", came="a tensor")
-        if h is not None and len(h) not in (1, 2):
-            raise Wrong("`inputs` returns a list: [h], or [h, h_v].", f"l = {l}, {kind}", came=f"{len(h)} members")
-        h = [tensor(x, (B, T, D), "h") for x in items(h, 1 if h is None else len(h), "What `inputs` returns")]
-        places.append(Place(f"the number of inputs, l = {l}, {kind} of {c.L} layers", torch.tensor([len(h)]).double(), "inputs"))
-        places += [Place(f"{name} of l = {l}, {kind} of {c.L} layers", x.detach(), name, toys.reads[-1:]) for name, x in zip(("h", "h_v"), h)]
-        loss = sum((x * g).sum() for x, g in zip(h, c.g))
-        grads = torch.autograd.grad(loss, leaves, allow_unused=True) if loss.requires_grad else [None] * len(leaves)
-        places += [Place("the gradient by a query or a source", torch.zeros_like(x) if d is None else d, "gradient")
-                   for x, d in zip(leaves, grads)]
-    return places
+    c, _ = copies(case)
+    which = f"l = {c.l}, " + ("the head's read" if c.l == 2 * c.L else "an MLP's" if c.l % 2 else "an attention's") + f" of {c.L} layers"
+    leaves = [x.requires_grad_() for x in (c.query, c.query_v, *c.sources)]
+    toys = Toys([], torch.cat((c.query, c.query_v)))
+    sources = [toys.note(s * 1, f"source {i}") for i, s in enumerate(c.sources)]
+    kept = list(sources)
+    try:
+        h = f(c.l, sources, c.query, c.query_v, toys.read)
+    except IndexError as error:
+        if c.l == 2 * c.L:
+            raise Wrong("The head's read is number 2L. That is even, but the head is no attention and has no row of query_v.",
+                        which, came=f"IndexError: {error}") from None
+        raise
+    if len(kept) != len(sources) or any(a is not b for a, b in zip(kept, sources)):
+        raise Wrong("The list of sources belongs to the router; yours adds to it, or takes from it.")
+    unchanged(toys.seen)
+    if h is not None and (not isinstance(h, (list, tuple)) or len(h) not in (1, 2)):
+        raise Wrong("`inputs` returns a list: [h], or [h, h_v].", which, came="a tensor" if isinstance(h, torch.Tensor) else repr(h)[:80])
+    h = [tensor(x, (B, T, D), "h") for x in items(h, 1 if h is None else len(h), "What `inputs` returns")]
+    found = [Place(f"the number of inputs, {which}", torch.tensor([len(h)]).double(), "inputs")]
+    found += [Place(f"{name} of {which}", x.detach(), name, toys.reads[i:i + 1]) for i, (name, x) in enumerate(zip(("h", "h_v"), h))]
+    loss = sum((x * g).sum() for x, g in zip(h, c.g))
+    grads = torch.autograd.grad(loss, leaves, allow_unused=True) if loss.requires_grad else [None] * len(leaves)
+    return found + [Place(f"the gradient by a query or a source, {which}", torch.zeros_like(x) if d is None else d, "gradient")
+                    for x, d in zip(leaves, grads)]
 
 def run_tied(f, case):
     c, _ = copies(case)
@@ -278,8 +277,8 @@ def run_divergence(f, case):
     c, seen = copies(case)
     x = tensor(f(c.p, c.q), (B, T), "The divergence")
     unchanged(seen)
-    pair = f"p = {numbers(c.p[:2, 0, 0])}, q = {numbers(c.q[:2, 0, 0])}" if len(c.p) == 2 else f"p and q of {len(c.p)} sources"
-    return [Place(f"{pair} at token b=0, t=0", x[..., None], "divergence, in nats")]
+    return [Place(f"token b={b}, t={t}, {len(c.p)} sources, p = {numbers(c.p[:, b, t])}, q = {numbers(c.q[:, b, t])}", x[b, t].view(1),
+                  "JS") for b in range(B) for t in range(T)]
 
 def run_signs(f, case):
     places = []
@@ -302,8 +301,9 @@ def run_ratio(f, case):
     c, seen = copies(case)
     r = tensor(f(c.c.requires_grad_(), c.d.requires_grad_(), c.rho), (B, T), "r")
     unchanged(seen)
-    return [Place(f"r, at rho = {c.rho}", r.detach()[..., None], "r"),
-            Place("whether r needs a gradient", torch.tensor([float(r.requires_grad)]).double(), "requires_grad")]
+    if r.requires_grad:
+        raise Wrong("r is a matched loudness and no path for a gradient: it must be detached, and yours is not.")
+    return [Place(f"r, at rho = {c.rho}", r[..., None], "r")]
 
 def layers(*pairs):
     return lambda draw: [SimpleNamespace(n_layer=L, n_blocks=N) for L, N in pairs]
@@ -326,45 +326,69 @@ CHECKS = {
 
 def check(number, name, f, seed):
     """Wrong or NotWritten unless the student's function f gives what the answer gives."""
-    cases, run = CHECKS[number][name]
-    answer = getattr(answers, name)
-    for case in cases(draws(seed)):
-        want = run(answer, case)
-        try:
-            came = run(f, case)
-        except Wrong as wrong:                                          # of the wrong shape, say: which mistake ends so too?
-            raise Wrong(**wrong.lines | {"idea": idea_of_end(name, answer, run, case, wrong) or wrong.lines["idea"]}) from None
-        k = next((i for i, (a, b) in enumerate(zip(came, want)) if a.where != b.where or not close(a.x, b.x)), None)
-        if k is not None:
-            raise told(came[k], want[k], idea_of(name, answer, run, case, came, k))
+    make, run = CHECKS[number][name]
+    answer, cases = getattr(answers, name), list(make(draws(seed)))
+    want, came = list(places(run, answer, cases)), []
+    try:
+        for place in places(run, f, cases):
+            came.append(place)
+            if differ(place, want[len(came) - 1]):
+                break
+        else:
+            return
+    except Exception as error:                                          # of the wrong shape, say: which mistake ends so too?
+        idea = isinstance(error, Wrong) and same_end(name, answer, run, cases, error.lines)
+        raise Wrong(**error.lines | {"idea": idea}) if idea else error
+    k = len(came) - 1
+    came = list(quietly(places(run, f, cases)))                         # with what comes after, to tell mistakes apart
+    raise told(came[k], want[k], idea_of(name, answer, run, cases, came, want, k))
 
-def idea_of(name, answer, run, case, came, k):
-    """The typical mistake that agrees with what came the longest, beyond k, where the answer does not; or None."""
-    best, idea = k, None
+def places(run, f, cases):
+    """The places of all cases, one after another; a case is run when its first is asked for."""
+    for case in cases:
+        yield from run(f, case)
+
+def quietly(generator):
+    """Up to its first exception."""
+    try:
+        yield from generator
+    except Exception:
+        return
+
+def differ(a, b, tolerance=TOLERANCE):
+    return a.where != b.where or not close(a.x, b.x, tolerance)
+
+def idea_of(name, answer, run, cases, came, want, k):
+    """The typical mistake that agrees with what came the longest, from k on, where the answer does not; or None. One place may
+    agree by chance (2 e is e twice, and a stream with the mix of e added to it), three do not."""
+    enough = min(k + 3, len(came))
+    for tolerance in (TOLERANCE, 1e-4) if differ(came[k], want[k], 1e-3) else (TOLERANCE,):         # 1e-4: but for an epsilon
+        best, idea = enough - 1, None
+        for text, *edits in MISTAKES[name]:
+            agreed = 0
+            for a, b in zip(came, quietly(places(run, mistaken(answer, *edits), cases))):
+                if differ(a, b, tolerance):
+                    break
+                agreed += 1
+            if agreed > best:
+                best, idea = agreed, text
+        if idea:
+            return idea
+
+def same_end(name, answer, run, cases, lines):
+    """The typical mistake that ends in the same sentence; or None."""
     for text, *edits in MISTAKES[name]:
         try:
-            other = run(mistaken(answer, edits), case)
-        except Exception:                                               # this mistake does not even run here
-            continue
-        agreed = next((i for i, (a, b) in enumerate(zip(came, other)) if a.where != b.where or not close(a.x, b.x)),
-                      min(len(came), len(other)))
-        if agreed > best:
-            best, idea = agreed, text
-    return idea
-
-def idea_of_end(name, answer, run, case, wrong):
-    """The typical mistake that ends in the same sentence before anything is compared; or None."""
-    for text, *edits in MISTAKES[name]:
-        try:
-            run(mistaken(answer, edits), case)
+            for _ in places(run, mistaken(answer, *edits), cases):
+                pass
         except Wrong as other:
-            if other.lines == wrong.lines:
+            if other.lines == lines:
                 return text
         except Exception:
             continue
 
-def numbers(x):
-    return "(" + ", ".join(f"{v:.3g}" for v in x[:4].tolist()) + (", ..)" if len(x) > 4 else ")")
+def numbers(x, most=4):
+    return "(" + ", ".join(f"{v:.3g}" for v in x[:most].tolist()) + (", ..)" if len(x) > most else ")")
 
 def told(came, want, idea):
     """The sentence, and what was expected and came: for the token that differs most, and for two sources."""
@@ -376,11 +400,15 @@ def told(came, want, idea):
     where = want.where + (f", token b={at // T}, t={at % T}" if gap.shape[:-1] == (B, T) else f", row {at}" if gap.dim() > 1 else "")
     if want.symbol == "alpha":                                          # two sources, the worst of them among them
         i, total = gap.reshape(-1, gap.shape[-1])[at].argmax().item(), a.sum().item()
+        if not idea and not close(came.x.sum(-1), torch.ones(B, T).double()):
+            over = [name for name, x in (("tokens", came.x.sum(1)), ("the sequences of the batch", came.x.sum(0)), ("all of depth, batch and tokens "
+                    "together", came.x.sum())) if close(x, torch.ones_like(x))]
+            idea = "The weights must sum to 1 over depth for each token; yours " + (f"sum to 1 over {over[0]}." if over else "do not.")
         pair = sorted({i, 0 if i else 1})
         show = lambda x: ", ".join(f"alpha_{j} = {x[j]:.4g}" for j in pair)
         more = "" if abs(total - 1) < 1e-9 else f" (and all {len(a)} sum to {total:.4g})"
         return Wrong(idea or "These are not the weights of the page's equation.", where, show(b), show(a) + more)
-    expected, got = f"{want.symbol} = {numbers(b)}", f"{want.symbol} = {numbers(a)}"
+    expected, got = (f"{want.symbol} = {numbers(x, 24 if want.symbol == 'blocks' else 4)}" for x in (b, a))
     if want.symbol == "gradient":
         return Wrong(idea or "The values are right and the gradient is not: something is detached, or left autograd "
                              "(.detach(), .data, .item(), torch.tensor(..), no_grad).", where, expected, got)
@@ -389,10 +417,10 @@ def told(came, want, idea):
                         "in float32.")
     if want.reads and came.reads:
         (row, theirs), (right_row, ours) = came.reads[-1], want.reads[-1]
-        missing = [i for i, s in enumerate(ours) if not any(close(s, t) for t in theirs)]
-        extra = [i for i, t in enumerate(theirs) if not any(close(s, t) for s in ours)]
-        expected, got = (f"{text}, read by row {r} of {len(s)} sources: {two(s, odd, at)}" for text, r, s, odd in (
-            (expected, right_row, ours, missing), (got, row, theirs, extra)))
+        missing, extra = without(ours, theirs), without(theirs, ours)
+        by = lambda r: "no row" if r is None else f"row {r}"
+        expected, got = (f"{text}\nread by {by(r)} of query from {len(s)} source{'s' * (len(s) > 1)}: {two(s, odd, at)}"
+                         for text, r, s, odd in ((expected, right_row, ours, missing), (got, row, theirs, extra)))
         if not idea and (missing or extra or len(ours) != len(theirs)):
             idea = (f"This read has other sources than in the page's equation: {len(missing)} of {len(ours)} are missing, and "
                     f"{len(extra)} of your {len(theirs)} do not belong there.")
@@ -400,7 +428,18 @@ def told(came, want, idea):
             idea = "The sources are right, and the row of query that reads them is not."
     return Wrong(idea or f"This is not {want.symbol} of the page's equation.", where, expected, got)
 
+def without(sources, others):
+    """Which of the sources are none of the others, each of which counts once."""
+    others, odd = list(others), []
+    for i, s in enumerate(sources):
+        j = next((j for j, t in enumerate(others) if close(s, t)), None)
+        if j is None:
+            odd.append(i)
+        else:
+            others.pop(j)
+    return odd
+
 def two(sources, odd, at):
-    """Two sources at one token, those in `odd` before others."""
+    """Two sources at one token; those in `odd`, which the other side has not, before others."""
     chosen = sorted([*odd, *(i for i in range(len(sources)) if i not in odd)][:2])
-    return ", ".join(f"{i} {numbers(sources[i].detach().reshape(-1, D)[at])}" for i in chosen)
+    return ", ".join(f"s_{i} = {numbers(sources[i].detach().reshape(-1, D)[at])}" for i in chosen)
