@@ -38,7 +38,7 @@ MEMORY = 8 << 30                                            # bytes that its pro
 # in a process of its own: a function of a student, checked
 
 class Printed(io.TextIOBase):
-    """stdout for a student's prints: shown up to a length, as an endless loop may print too."""
+    """stdout and stderr for a student's prints: shown up to a length, as an endless loop may print too."""
     def __init__(self, stream):
         self.stream, self.left = stream, PRINTED
 
@@ -57,6 +57,8 @@ def load(path):
 def check_one(number, name, path, seed) -> dict:
     """One function of a file: {"state": "right", "not written yet" or "wrong", and lines of what is wrong}. path None: model.py."""
     from exercises import answers, checks, contract, solution
+    if path and not path.is_file():
+        return {"state": "not written yet", "why": f"there is no {path.name}"}
     try:
         if number == 6:
             contract.check(path, seed, None if path else solution.Mine)
@@ -91,7 +93,8 @@ def child(results, stuck, parts, seed, seconds):
     with open(results, "a", encoding="utf-8") as f, open(stuck, "w", encoding="utf-8") as trace:
         for number, name, path in parts:
             faulthandler.dump_traceback_later(seconds, exit=True, file=trace)
-            with contextlib.redirect_stdout(Printed(out)):
+            printed = Printed(out)
+            with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
                 result = check_one(number, name, path and Path(path), seed)
             faulthandler.cancel_dump_traceback_later()
             f.write(json.dumps(result) + "\n")
@@ -102,7 +105,8 @@ def child(results, stuck, parts, seed, seconds):
 
 def check_parts(parts, seed, seconds) -> list[dict]:
     """A result for each part. Where a process does not come back, its part is told of and the next go on in another."""
-    results, code = [], f"import sys, json; sys.path.insert(0, {str(HERE.parent)!r}); from exercises import check; " \
+    results, code = [], f"import sys, json, signal; " \
+                        f"signal.signal(signal.SIGINT, signal.SIG_IGN); sys.path.insert(0, {str(HERE.parent)!r}); from exercises import check; " \
                         f"check.child(*json.loads(sys.argv[1]))"
     with tempfile.TemporaryDirectory() as folder, tqdm(total=len(parts), unit="check", disable=None, leave=False) as bar:
         while len(results) < len(parts):
@@ -145,7 +149,7 @@ def no_answer(part, stuck, returncode, seconds) -> dict:
 def report(number, name, result) -> str:
     """What is said of one function."""
     text = f"{name}: {result['state']}"
-    if result["state"] == "not written yet" and "None" in result.get("why", ""):
+    if result.get("why", "not written yet") != "not written yet":
         text += f" ({result['why']})"
     for label in ("idea", "where", "expected", "came", "line"):
         if result.get(label):
@@ -173,12 +177,13 @@ def main(argv) -> None:
         raise UserError(f"--seed is {s.seed!r}; it must be a whole number of at most nine digits.")
     if not re.fullmatch(r"\d{1,5}(\.\d+)?", s.seconds) or float(s.seconds) == 0:
         raise UserError(f"--seconds is {s.seconds!r}; it must be a number above 0.")
+    for path, there in ((s.folder, Path.is_dir), (s.file, Path.is_file)):
+        if path and not there(Path(path)):
+            raise UserError(f"there is no {path}; --folder says in which folder the files are, --file which file.")
     seed = int.from_bytes(os.urandom(3), "big") if s.seed is None else int(s.seed)
     parts = []
     for number in numbers:
         path = None if s.solution else Path(s.file or Path(s.folder or HERE) / FILES[number]).resolve()
-        if path and not path.is_file():
-            raise UserError(f"there is no file {path}; --folder says where the files are, --file which one.")
         parts += [(number, name, path and str(path)) for name in FUNCTIONS[number]]
     results = check_parts(parts, seed, float(s.seconds))
     for number in numbers:

@@ -387,8 +387,8 @@ def same_end(name, answer, run, cases, lines):
         except Exception:
             continue
 
-def numbers(x, most=4):
-    return "(" + ", ".join(f"{v:.3g}" for v in x[:most].tolist()) + (", ..)" if len(x) > most else ")")
+def numbers(x, most=4, digits=3):
+    return "(" + ", ".join(f"{v:.{digits}g}" for v in x[:most].tolist()) + (", ..)" if len(x) > most else ")")
 
 def told(came, want, idea):
     """The sentence, and what was expected and came: for the token that differs most, and for two sources."""
@@ -398,6 +398,11 @@ def told(came, want, idea):
     at = divmod(gap.flatten().argmax().item(), gap.shape[-1])[0]        # the worst row
     a, b = came.x.reshape(-1, gap.shape[-1])[at], want.x.reshape(-1, gap.shape[-1])[at]
     where = want.where + (f", token b={at // T}, t={at % T}" if gap.shape[:-1] == (B, T) else f", row {at}" if gap.dim() > 1 else "")
+    near = close(came.x, want.x, 1e-5)
+    if near and want.symbol != "gradient":
+        idea = idea or ("Nearly right, by less than 1e-5: an epsilon that is missing or stands elsewhere, or something "
+                        "in float32.")
+    digits = 10 if near else 4
     if want.symbol == "alpha":                                          # two sources, the worst of them among them
         i, total = gap.reshape(-1, gap.shape[-1])[at].argmax().item(), a.sum().item()
         if not idea and not close(came.x.sum(-1), torch.ones(B, T).double()):
@@ -405,16 +410,13 @@ def told(came, want, idea):
                     "together", came.x.sum())) if close(x, torch.ones_like(x))]
             idea = "The weights must sum to 1 over depth for each token; yours " + (f"sum to 1 over {over[0]}." if over else "do not.")
         pair = sorted({i, 0 if i else 1})
-        show = lambda x: ", ".join(f"alpha_{j} = {x[j]:.4g}" for j in pair)
+        show = lambda x: ", ".join(f"alpha_{j} = {x[j]:.{digits}g}" for j in pair)
         more = "" if abs(total - 1) < 1e-9 else f" (and all {len(a)} sum to {total:.4g})"
         return Wrong(idea or "These are not the weights of the page's equation.", where, show(b), show(a) + more)
-    expected, got = (f"{want.symbol} = {numbers(x, 24 if want.symbol == 'blocks' else 4)}" for x in (b, a))
+    expected, got = (f"{want.symbol} = {numbers(x, 24 if want.symbol == 'blocks' else 4, digits - 1)}" for x in (b, a))
     if want.symbol == "gradient":
         return Wrong(idea or "The values are right and the gradient is not: something is detached, or left autograd "
                              "(.detach(), .data, .item(), torch.tensor(..), no_grad).", where, expected, got)
-    if close(came.x, want.x, 1e-5):
-        idea = idea or ("Nearly right, by less than 1e-5: an epsilon that is missing or stands elsewhere, or something "
-                        "in float32.")
     if want.reads and came.reads:
         (row, theirs), (right_row, ours) = came.reads[-1], want.reads[-1]
         missing, extra = without(ours, theirs), without(theirs, ours)

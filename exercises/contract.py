@@ -1,9 +1,10 @@
 """Exercise 6: what any router must keep to, whatever it computes. On toys, at 2, 12 and 24 layers, then inside a GPT."""
+import ast
 import inspect
 
 import torch
 
-from exercises.checks import Wrong, draws, line_of, sentence, unchanged, NotWritten
+from exercises.checks import NotWritten, Wrong, draws, sentence, unchanged
 from model import GPT, GPTConfig, ROUTERS, DepthRouter
 from nanodepth.files import UserError, own_router
 
@@ -32,8 +33,7 @@ class Toys:
         return u
 
 def load(path):
-    """The one router of a file: its class `Mine`, or the only one there is. Returns its name for --router, and the class."""
-    import ast
+    """The router of a file, its class `Mine` or the last there is: its name for --router, and the class."""
     text = path.read_text(encoding="utf-8")
     names = [node.name for node in ast.parse(text, str(path)).body if isinstance(node, ast.ClassDef)
              and any(isinstance(x, ast.FunctionDef) and x.name == "forward" for x in node.body)]
@@ -67,7 +67,11 @@ def run(router, e, weights):
     return h
 
 def check_layers(cls, name, L, draw):
-    router = cls(GPTConfig(vocab_size=11, seq_len=8, n_layer=L, n_head=2, n_embd=D, router=name)).double()
+    config = GPTConfig(vocab_size=11, seq_len=8, n_layer=L, n_head=2, n_embd=D, router=name)
+    if len(inspect.signature(cls).parameters) != 1:
+        raise Wrong("A router is built with the model's settings alone: def __init__(self, config).",
+                    came=f"__init__{inspect.signature(cls.__init__)}")
+    router = cls(config).double()
     where = f"{L} layers"
     with torch.no_grad():
         for p in router.parameters():
