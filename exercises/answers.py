@@ -1,4 +1,4 @@
-"""The checker's own answers to exercises 1 to 5, and under each its typical mistakes. If you are solving them, stop here.
+"""The checker's own answers to exercises 1 to 5, and under each its typical mistakes. If you solve them, stop here.
 
 A mistake is the idea that it breaks, and the answer with an edit: (idea, this text, that text, ...). The checker
 compares a student's numbers with those of the answer and, where they differ, with those of every mistake.
@@ -50,10 +50,11 @@ MISTAKES = {"depth_read": [
     ("The weights must sum to 1 over depth for each token; yours sum to 1 over tokens.", "softmax(0)", "softmax(2)"),
     ("The weights must sum to 1 over depth for each token; yours sum to 1 over the sequences of the batch.",
      "softmax(0)", "softmax(1)"),
-    ("The weights must sum to 1 over depth for each token; yours sum to 1 over all of depth, batch and tokens together.",
+    ("The weights must sum to 1 over depth for each token; yours sum to 1 over depth, batch and tokens together.",
      "logit.softmax(0)", "logit.flatten().softmax(0).view_as(logit)"),
     ("A loud source is not a better one: each logit is divided by its source's rms. Yours is not.", " / rms(s)", ""),
-    ("rms is the root of the *mean* of the squares over D; yours is the root of their sum.", "rms(s)", "s.norm(dim=-1)"),
+    ("rms is the root of the *mean* of the squares over D; yours is the root of their sum.", "rms(s)",
+     "s.norm(dim=-1)"),
     ("The rms divides once: it is the root. Yours divides by the mean square.", "rms(s)", "rms(s).square()"),
     ("The 1e-6 of the rms is missing: without it a source of zeros has no direction, and gives nan.",
      "rms(s)", "s.square().mean(-1).sqrt()"),
@@ -129,7 +130,8 @@ MISTAKES |= {"split_layers": [
     ("PC is the sum of the block in progress, so it begins anew with each block; yours goes on.",
      "pc = None\n", "pc = None if block[0] == 0 else pc\n"),
     ("PC is reset too late: a block's first sublayer must not see the last block's PC beside its C.",
-     "pc = None\n", "pc = None if block[0] == 0 else pc\n", "pc = u if pc is None", "pc = u if pc is None or l == block[0]"),
+     "pc = None\n", "pc = None if block[0] == 0 else pc\n", "pc = u if pc is None",
+     "pc = u if pc is None or l == block[0]"),
     ("There is no PC before the block's first update; yours is a source of zeros, whose logit is 0 and which takes its "
      "share of the weight.", "sources if pc is None else [*sources, pc]",
      "[*sources, torch.zeros_like(e) if pc is None else pc]"),
@@ -162,7 +164,8 @@ MISTAKES |= {"split_layers": [
      "read(query[-1], sources)", "pc"),
     ("What the head sees is a mix as well, by the last row of query; yours is the input of the last sublayer.",
      "read(query[-1], sources)", "h"),
-    ("For the head every block is complete; yours does not read the last C.", "query[-1], sources)", "query[-1], sources[:-1])"),
+    ("For the head every block is complete; yours does not read the last C.", "query[-1], sources)",
+     "query[-1], sources[:-1])"),
     ("The last PC has become a C; yours is both, so the head reads it twice.",
      "query[-1], sources)", "query[-1], [*sources, pc])"),
     ("e is a source of the head too; yours reads the C alone.", "query[-1], sources)", "query[-1], sources[1:])"),
@@ -185,8 +188,8 @@ def divergence(p, q):
     return entropy((p + q) / 2) - (entropy(p) + entropy(q)) / 2
 
 MISTAKES |= {"inputs": [
-    ("h, by `query`, is for queries and keys and stands first; h_v, by `query_v`, is for values. Yours are the other way "
-     "round.", "[h, h_v]", "[h_v, h]"),
+    ("h, by `query`, is for queries and keys and stands first; h_v, by `query_v`, is for values. Yours are "
+     "the other way round.", "[h, h_v]", "[h_v, h]"),
     ("Queries and keys read by `query`; in yours the value route feeds them too.", "[h, h_v]", "[h_v, h_v]"),
     ("Values read by a query of their own; in yours both routes read by `query`, which is exercise 2.",
      "[h, h_v]", "[h, h]"),
@@ -211,16 +214,19 @@ MISTAKES |= {"inputs": [
 ], "tied_query_v": [
     ("Attention i is sublayer 2i, so its row of query is row 2i; yours takes the first L rows.",
      "query[:-1:2]", "query[:len(query) // 2]"),
-    ("Attention i is sublayer 2i, so its row of query is row 2i; yours takes the MLPs' rows.", "query[:-1:2]", "query[1::2]"),
+    ("Attention i is sublayer 2i, so its row of query is row 2i; yours takes the MLPs' rows.", "query[:-1:2]",
+     "query[1::2]"),
     ("The last row of query is the head's, which is no attention; leave it out.", "query[:-1:2]", "query[::2]"),
     ("Tied means equal to `query`, whatever it is; yours is zero (a control of the paper: --rd_control frozen_v).",
      "query[:-1:2]", "torch.zeros_like(query[:-1:2])"),
-    ("Attention i is sublayer 2i; yours begins with the MLP after it, and ends with the head.", "query[:-1:2]", "query[2::2]"),
+    ("Attention i is sublayer 2i; yours begins with the MLP after it, and ends with the head.", "query[:-1:2]",
+     "query[2::2]"),
 ], "divergence": [
     ("The entropy is -sum p log p: with this sign the divergence would be below 0.", "-torch.xlogy", "torch.xlogy"),
     ("The divergence is 0 for equal weights: half of each entropy is taken away; yours takes both in full.",
      "(entropy(p) + entropy(q)) / 2", "(entropy(p) + entropy(q))"),
-    ("The middle of the two is (p + q) / 2, again weights that sum to 1; yours is their sum.", "(p + q) / 2", "(p + q)"),
+    ("The middle of the two is (p + q) / 2, again weights that sum to 1; yours is their sum.", "(p + q) / 2",
+     "(p + q)"),
     ("It is in nats: the natural logarithm. Yours is in bits.",
      "(entropy(p) + entropy(q)) / 2", "(entropy(p) + entropy(q)) / 2 + (1 / 0.6931471805599453 - 1) * "
      "(entropy((p + q) / 2) - (entropy(p) + entropy(q)) / 2)"),
@@ -259,7 +265,8 @@ def delta_block(e, sublayers, blocks, query, gate, read):
     return stream
 
 BOTH = [
-    ("The mix is added to the stream; yours replaces it (that is exercise 2).", "stream + gate[l] * mix if l", "mix if l"),
+    ("The mix is added to the stream; yours replaces it (that is exercise 2).", "stream + gate[l] * mix if l",
+     "mix if l"),
     ("The mix is added to the stream; yours replaces it (that is exercise 2).",
      "stream + gate[l] * mix if l", "gate[l] * mix if l"),
     ("The stream is e and all updates, and nothing else: a mix is what one sublayer gets to see. Yours stays in the "
@@ -294,7 +301,8 @@ MISTAKES |= {"delta": BOTH + [
 ], "delta_block": BOTH + [
     ("Sources are *completed* blocks: what the block in progress has done is in the stream already. Yours reads it as "
      "a source too.", "read(query[l], sources)", "read(query[l], sources if l == block[0] else [*sources, c])"),
-    ("A source is the sum of a *block*; yours keeps every update (that is `delta`).", "        sources = sources + [c]\n", "",
+    ("A source is the sum of a *block*; yours keeps every update (that is `delta`).",
+     "        sources = sources + [c]\n", "",
      "            c = c + u\n", "            sources = sources + [u]\n"),
     ("A source is what block b has *changed*, C_b; yours is the state of the stream after it.",
      "sources + [c]", "sources + [stream]"),
@@ -341,14 +349,16 @@ def wav(e, sublayers, blocks, query, detail_bias, rho, read):
 
 SCALES = "ratio(c, phase, rho), ratio(c, split, rho)"
 MISTAKES |= {"signs": [
-    ("The phase is +1 for attention (l even) and -1 for an MLP; yours is the other way round.", "1 if l % 2 == 0 else -1", "-1 if l % 2 == 0 else 1"),
-    ("The split is +1 in the first half and -1 in the second; yours is the other way round.", "return phase, split", "return phase, -split"),
+    ("The phase is +1 for attention (l even) and -1 for an MLP; yours is the other way round.",
+     "1 if l % 2 == 0 else -1", "-1 if l % 2 == 0 else 1"),
+    ("The split is +1 in the first half and -1 in the second; yours is the other way round.", "return phase, split",
+     "return phase, -split"),
     ("Phase first, then split; yours are the other way round.", "return phase, split", "return split, phase"),
     ("The halves are of *this block*: count from its first sublayer. Yours counts l from the start of the model.",
      "l - block[0]", "l"),
-    ("The halves are of m sublayers, m/2 each, also where m/2 is odd and a layer is cut in two; yours keeps layers whole.",
+    ("The halves have m/2 sublayers each, also where m/2 is odd and a layer is cut in two; yours keeps layers whole.",
      "len(block) // 2 ", "2 * (len(block) // 4) "),
-    ("The halves are of m sublayers, m/2 each, also where m/2 is odd and a layer is cut in two; yours keeps layers whole.",
+    ("The halves have m/2 sublayers each, also where m/2 is odd and a layer is cut in two; yours keeps layers whole.",
      "len(block) // 2 ", "2 * -(-len(block) // 4) "),
     ("The first half has m/2 sublayers, i = 0 .. m/2 - 1; yours has one more.", "< len(block)", "<= len(block)"),
     ("The split changes once, in the middle of the block; yours is another.", "len(block) // 2", "len(block)"),
@@ -371,10 +381,12 @@ MISTAKES |= {"signs": [
      "sources += [c, phase, split]", "sources += [c, phase.detach(), split.detach()]"),
     ("A detail enters the mix as r D; in yours r is missing.", SCALES, "1.0, 1.0"),
     ("r is in the mix alone, by `scale`; yours scales the source itself, and the epsilon of its logit with it.",
-     "sources += [c, phase, split]", "sources += [c, ratio(c, phase, rho)[..., None] * phase, ratio(c, split, rho)[..., None] * split]",
+     "sources += [c, phase, split]",
+     "sources += [c, ratio(c, phase, rho)[..., None] * phase, ratio(c, split, rho)[..., None] * split]",
      SCALES, "1.0, 1.0"),
     ("r is for details; yours scales C too.", "scale += [1.0,", "scale += [rho * 0 + ratio(c, phase, rho),"),
-    ("A detail's logit has its learned bias; in yours there is none.", "detail_bias[l, 0], detail_bias[l, 1]", "0.0, 0.0"),
+    ("A detail's logit has its learned bias; in yours there is none.", "detail_bias[l, 0], detail_bias[l, 1]",
+     "0.0, 0.0"),
     ("Column 0 of detail_bias is the phase's, column 1 the split's; yours are the other way round.",
      "detail_bias[l, 0], detail_bias[l, 1]", "detail_bias[l, 1], detail_bias[l, 0]"),
     ("Each kind of detail has its own column of detail_bias; yours share one.",
@@ -394,7 +406,8 @@ MISTAKES |= {"signs": [
      "now = own is not None and c is own[0]\n            sources += [c, phase, split] if now else [c]\n"
      "            bias += [0.0, detail_bias[l, 0], detail_bias[l, 1]] if now else [0.0]\n"
      "            scale += [1.0, ratio(c, phase, rho), ratio(c, split, rho)] if now else [1.0]"),
-    ("C and its details begin anew with each block; yours go on.", "own = None\n", "own = None if block[0] == 0 else own\n"),
+    ("C and its details begin anew with each block; yours go on.", "own = None\n",
+     "own = None if block[0] == 0 else own\n"),
     ("There is nothing of a block before its first update; yours has three sources of zeros.",
      "done if own is None else [*done, own]", "[*done, own or (torch.zeros_like(e),) * 3]"),
     ("The details begin anew with each block; yours go on.", "c, phase, split = (0, 0, 0) if own is None else own",
@@ -408,7 +421,8 @@ MISTAKES |= {"signs": [
     ("The first update of a block has its signs too, and they are +; yours begins the details with 0.",
      "own = c + u, phase + a * u, split + s * u",
      "own = c + u, phase + (own is not None) * a * u, split + (own is not None) * s * u"),
-    ("Phase and split are different signs; yours adds both details with the phase's.", "split + s * u", "split + a * u"),
+    ("Phase and split are different signs; yours adds both details with the phase's.", "split + s * u",
+     "split + a * u"),
     ("The head sees e and every C, without details; yours sees the details too.",
      "read(query[-1], sums, [0.0] * len(sums), [1.0] * len(sums))", "look(-1, done)"),
     ("The head sees e and every C, without details; yours sees the details too.",

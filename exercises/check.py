@@ -5,8 +5,8 @@
     python -m exercises.check --all --folder HANDED_IN  # of somebody's files, with the names they have here
     python -m exercises.check --all --solution          # model.py's own routers, through the same checks
 
-Inputs are drawn anew at each run; --seed repeats one. The files run in a process of their own with a time limit for each
-function, so that an endless loop ends with a sentence. Exit code: 0 all right, 1 not yet, 2 the command was wrong.
+Inputs are drawn anew at each run; --seed repeats one. The files run in a process of their own, with a time limit for
+each function, so that an endless loop ends with a sentence. Exit code: 0 all right, 1 not yet, 2 the command was wrong.
 """
 import contextlib
 import faulthandler
@@ -28,11 +28,13 @@ from nanodepth.settings import Parser
 
 HERE = Path(__file__).resolve().parent
 TITLES = {1: "The depth read", 2: "Block AttnRes", 3: "RD", 4: "Delta", 5: "WAV", 6: "A router of your own"}
-FILES = {1: "ex1_depth_read.py", 2: "ex2_block.py", 3: "ex3_rd.py", 4: "ex4_delta.py", 5: "ex5_wav.py", 6: "ex6_router.py"}
+FILES = {1: "ex1_depth_read.py", 2: "ex2_block.py", 3: "ex3_rd.py", 4: "ex4_delta.py", 5: "ex5_wav.py",
+         6: "ex6_router.py"}
 FUNCTIONS = {1: ["depth_read", "depth_read_backward"], 2: ["split_layers", "block"],
-             3: ["inputs", "tied_query_v", "divergence"], 4: ["delta", "delta_block"], 5: ["signs", "ratio", "wav"], 6: ["Mine"]}
+             3: ["inputs", "tied_query_v", "divergence"], 4: ["delta", "delta_block"], 5: ["signs", "ratio", "wav"],
+             6: ["Mine"]}
 PRINTED = 2000                                              # characters that a file may print
-MEMORY = 8 << 30                                            # bytes that its process may ask for, where a system can say so
+MEMORY = 8 << 30                                            # bytes that its process may ask for, on some systems
 
 # ---------------------------------------------------------------------------------------------------------------------
 # in a process of its own: a function of a student, checked
@@ -55,7 +57,7 @@ def load(path):
     return module
 
 def check_one(number, name, path, seed) -> dict:
-    """One function of a file: {"state": "right", "not written yet" or "wrong", and lines of what is wrong}. path None: model.py."""
+    """One function of a file (path None: of model.py): its state, "right", "not written yet" or "wrong", and why."""
     from exercises import answers, checks, contract, solution
     if path and not path.is_file():
         return {"state": "not written yet", "why": f"there is no {path.name}"}
@@ -67,7 +69,7 @@ def check_one(number, name, path, seed) -> dict:
         f = getattr(module, name, None)
         if f is None:
             raise checks.Wrong(f"There is no function {name} in {path.name}; give it back its name.")
-        if path:                                            # what it calls of its file is right: one mistake is told once
+        if path:                                            # what it calls of its file is right: a mistake is told once
             for other in FUNCTIONS[number]:
                 if other != name:
                     setattr(module, other, getattr(answers, other))
@@ -105,14 +107,17 @@ def child(results, stuck, parts, seed, seconds):
 
 def check_parts(parts, seed, seconds) -> list[dict]:
     """A result for each part. Where a process does not come back, its part is told of and the next go on in another."""
-    results, code = [], f"import sys, json, signal; " \
-                        f"signal.signal(signal.SIGINT, signal.SIG_IGN); sys.path.insert(0, {str(HERE.parent)!r}); from exercises import check; " \
-                        f"check.child(*json.loads(sys.argv[1]))"
-    with tempfile.TemporaryDirectory() as folder, tqdm(total=len(parts), unit="check", disable=None, leave=False) as bar:
+    code = (f"import sys, json, signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+            f"sys.path.insert(0, {str(HERE.parent)!r}); from exercises import check; "
+            f"check.child(*json.loads(sys.argv[1]))")
+    results = []
+    with tempfile.TemporaryDirectory() as folder, tqdm(total=len(parts), unit="check", disable=None,
+                                                       leave=False) as bar:
         while len(results) < len(parts):
             file, stuck = Path(folder) / f"{len(results)}.jsonl", Path(folder) / "stuck"
             rest = parts[len(results):]
-            process = subprocess.Popen([sys.executable, "-c", code, json.dumps([str(file), str(stuck), rest, seed, seconds])])
+            job = json.dumps([str(file), str(stuck), rest, seed, seconds])
+            process = subprocess.Popen([sys.executable, "-c", code, job])
             try:
                 limit = time.monotonic() + len(rest) * seconds + 120        # if even the clock in there is stuck
                 while process.poll() is None and time.monotonic() < limit:
@@ -139,10 +144,12 @@ def no_answer(part, stuck, returncode, seconds) -> dict:
         raise UserError("the check itself could not run; what it said stands above.")
     if trace:
         at = re.search(rf'File "{re.escape(str(part[2]))}", line (\d+)', trace)
-        return {"state": "wrong", "idea": f"It did not end within {seconds:g} s: is there a loop that has no end, or a list that "
+        return {"state": "wrong",
+                "idea": f"It did not end within {seconds:g} s: is there a loop that has no end, or a list that "
                 "grows while a loop goes over it? (--seconds gives it longer.)",
                 "where": f"{Path(part[2]).name}, line {at[1]}" if at else ""}
-    return {"state": "wrong", "idea": f"The file ended the process by itself (exit code {returncode}): no memory left, or os._exit."}
+    return {"state": "wrong",
+            "idea": f"The file ended the process by itself (exit code {returncode}): no memory left, or os._exit."}
 
 # ---------------------------------------------------------------------------------------------------------------------
 
@@ -196,7 +203,8 @@ def main(argv) -> None:
         print("\n| exercise | right | not written | wrong |\n|---|---|---|---|")
         for number in numbers:
             states = [r["state"] for (n, _, _), r in zip(parts, results) if n == number]
-            print(f"| {number} {TITLES[number]} | " + " | ".join(f"{states.count(x)} of {len(states)}" for x in ("right", "not written yet", "wrong")) + " |")
+            cells = [f"{states.count(x)} of {len(states)}" for x in ("right", "not written yet", "wrong")]
+            print(f"| {number} {TITLES[number]} | {' | '.join(cells)} |")
     if right < len(parts):
         print(f"{right} of {len(parts)} functions right. The same inputs again: --seed {seed}")
         sys.exit(1)

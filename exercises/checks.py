@@ -29,7 +29,7 @@ class Place:
     reads: list = field(default_factory=list)
 
 B, T, D = 2, 3, 5
-TOLERANCE = 1e-9            # of the largest entry. float64 has 16 digits, and a dozen small sums lose three; a 1e-6 counts
+TOLERANCE = 1e-9            # of the largest entry: float64 has 16 digits, a dozen small sums lose three; a 1e-6 counts
 
 def close(a, b, tolerance=TOLERANCE):
     return torch.allclose(a, b, rtol=0, atol=tolerance * max(1.0, b.nan_to_num().abs().max().item()), equal_nan=True)
@@ -97,13 +97,15 @@ class Toys:
             raise Wrong(f"Sublayer {l} takes one tensor, {(B, T, D)}.", came=str(shape))
         self.calls.append((l, self.note(h, f"the input of sublayer {l}"), self.reads))
         self.reads = []
-        return self.note(torch.tanh(h / rms(h)[..., None] @ self.weights[l]) * (0.3 + l % 3), f"the update of sublayer {l}")
+        return self.note(torch.tanh(h / rms(h)[..., None] @ self.weights[l]) * (0.3 + l % 3),
+                         f"the update of sublayer {l}")
 
     def read(self, query, sources, bias=None, scale=None):
-        """The mix, (B, T, D), of the sources by one row of query; bias and scale: a number (or (B, T)) for each source."""
+        """The mix, (B, T, D), of the sources by a row of query; bias, scale: a number, or (B, T), for each source."""
         if not isinstance(query, torch.Tensor) or query.shape != (D,):
             raise Wrong(f"`read` takes one row of query, ({D},), and a list of sources.",
-                        came=str(tuple(query.shape)) if isinstance(query, torch.Tensor) else f"a {type(query).__name__}")
+                        came=str(tuple(query.shape)) if isinstance(query,
+                                                                   torch.Tensor) else f"a {type(query).__name__}")
         sources = list(sources) if isinstance(sources, (list, tuple, torch.Tensor)) else [sources]
         if not sources or any(not isinstance(s, torch.Tensor) or s.shape != (B, T, D) for s in sources):
             raise Wrong(f"`read` takes a list of one source or more, each {(B, T, D)}.", came=str(
@@ -120,13 +122,15 @@ class Toys:
             logit = logit + torch.stack([torch.as_tensor(b, dtype=s.dtype).expand(B, T) for b in bias])
         weight = logit.softmax(0)
         if scale is not None:
-            weight = weight * torch.stack([torch.as_tensor(1.0 if r is None else r, dtype=s.dtype).expand(B, T) for r in scale])
+            scale = [torch.as_tensor(1.0 if r is None else r, dtype=s.dtype).expand(B, T) for r in scale]
+            weight = weight * torch.stack(scale)
         return (weight[..., None] * s).sum(0)
 
     def check(self):
         order = [l for l, _, _ in self.calls]
         if order != list(range(len(self.weights))):
-            raise Wrong("Every sublayer runs once, in order, from 0 to 2L-1.", expected=str(list(range(len(self.weights)))),
+            raise Wrong("Every sublayer runs once, in order, from 0 to 2L-1.",
+                        expected=str(list(range(len(self.weights)))),
                         came=str(order))
         unchanged(self.seen)
 
@@ -168,8 +172,8 @@ def run_read(f, case):
     n = len(c.sources)
     mix, alpha = items(f(c.query, c.sources), 2, "What depth_read returns, (mix, alpha),")
     if isinstance(alpha, torch.Tensor) and alpha.isnan().any() and c.query.abs().max() > 1e3:
-        raise Wrong("exp overflows above 709: take the largest logit away from all of them first. It changes no weight, "
-                    "as it stands above and below.", "a query of size 10,000", "weights that sum to 1", "nan")
+        raise Wrong("exp overflows above 709: take the largest logit away from all of them first. It changes no "
+                    "weight, as it stands above and below.", "a query of size 10,000", "weights that sum to 1", "nan")
     unchanged(seen)
     return [Place(f"the weights of {n} sources", tensor(alpha, (n, B, T), "alpha").movedim(0, -1), "alpha"),
             Place(f"the mix of {n} sources", tensor(mix, (B, T, D), "The mix"), "mix")]
@@ -181,8 +185,10 @@ def run_backward(f, case):
         d_s = list(d_s)
     d_s = items(d_s, len(c.sources), "d_sources")
     unchanged(seen)
-    return [Place("the gradient by source %d of %d" % (i, len(d_s)), tensor(x, (B, T, D), "A source's gradient"), f"d s_{i}")
-            for i, x in enumerate(d_s)] + [Place("the gradient by the query", tensor(d_query, (D,), "d_query"), "d query")]
+    return [Place("the gradient by source %d of %d" % (i, len(d_s)), tensor(x, (B, T, D), "A source's gradient"),
+                  f"d s_{i}")
+            for i, x in enumerate(d_s)] + [Place("the gradient by the query", tensor(d_query, (D,), "d_query"),
+                                                 "d query")]
 
 def run_split(f, case):
     blocks = f(case.n_layer, case.n_blocks)
@@ -204,34 +210,48 @@ def router_cases(draw):
     """5 layers in blocks of 3 and 2 (half of the first is not a whole layer); 3 in blocks of 2 and 1; 4 in 4."""
     for L, N in ((5, 2), (3, 2), (4, 4)):
         yield SimpleNamespace(e=draw(B, T, D), weights=draw(2 * L, D, D), query=draw(2 * L + 1, D), gate=draw(2 * L),
-                              detail_bias=draw(2 * L, 2) / 2, out=draw(B, T, D), blocks=answers.split_layers(L, N), rho=0.8)
+                              detail_bias=draw(2 * L, 2) / 2, out=draw(B, T, D), blocks=answers.split_layers(L, N),
+                              rho=0.8)
 
 def run_router(f, case, names):
     """names: what f takes between the sublayers and `read`."""
     c, _ = copies(case)
     if "gate" in names:
         c.query = c.query[:-1].clone()                                  # the head sees the stream, and reads not
-    leaves = {k: getattr(c, k).requires_grad_() for k in ("e", "weights", *names) if isinstance(getattr(c, k), torch.Tensor)}
+    leaves = {k: getattr(c, k) for k in ("e", "weights", *names) if isinstance(getattr(c, k), torch.Tensor)}
+    for x in leaves.values():
+        x.requires_grad_()
     toys = Toys(c.weights, c.query)
     e = toys.note(c.e * 1, "e")
     h = tensor(f(e, toys.sublayers, *(getattr(c, k) for k in names), toys.read), (B, T, D), "What comes back")
     toys.check()
-    start = {block[0]: b for b, block in enumerate(c.blocks)}
-    places = [Place(f"the input of sublayer {l} ({'MLP' if l % 2 else 'attention'}" + ("" if "blocks" not in names else
-                    f", block {max(b for first, b in start.items() if first <= l)}") + ")", x.detach(), f"h_{l}", reads)
-              for l, x, reads in toys.calls] + [Place("what the head sees", h.detach(), "h", toys.reads)]
-    grads = torch.autograd.grad((h * c.out).sum(), leaves.values(), allow_unused=True) if h.requires_grad else [None] * len(leaves)
-    return places + [Place(f"the gradient by {k if k != 'weights' else 'what the sublayers return'}",
-                           torch.zeros_like(x) if d is None else d, "gradient") for (k, x), d in zip(leaves.items(), grads)]
+    found = []
+    for l, x, reads in toys.calls:
+        kind = "MLP" if l % 2 else "attention"
+        if "blocks" in names:
+            kind += f", block {next(b for b, block in enumerate(c.blocks) if l in block)}"
+        found.append(Place(f"the input of sublayer {l} ({kind})", x.detach(), f"h_{l}", reads))
+    found.append(Place("what the head sees", h.detach(), "h", toys.reads))
+    for k, d in zip(leaves, gradients((h * c.out).sum(), leaves.values())):
+        found.append(Place(f"the gradient by {'what the sublayers return' if k == 'weights' else k}", d, "gradient"))
+    return found
+
+def gradients(loss, leaves):
+    """Zeros where none arrives."""
+    leaves = list(leaves)
+    grads = torch.autograd.grad(loss, leaves, allow_unused=True) if loss.requires_grad else [None] * len(leaves)
+    return [torch.zeros_like(x) if d is None else d for x, d in zip(leaves, grads)]
 
 def input_cases(draw):
     for L in (3, 2):
-        shared = dict(query=draw(2 * L + 1, D), query_v=draw(L, D), sources=sources_of(draw, 3), g=draw(2, B, T, D), L=L)
+        shared = dict(query=draw(2 * L + 1, D), query_v=draw(L, D), sources=sources_of(draw, 3), g=draw(2, B, T, D),
+                      L=L)
         yield from (SimpleNamespace(**shared, l=l) for l in range(2 * L + 1))
 
 def run_inputs(f, case):
     c, _ = copies(case)
-    which = f"l = {c.l}, " + ("the head's read" if c.l == 2 * c.L else "an MLP's" if c.l % 2 else "an attention's") + f" of {c.L} layers"
+    kind = "the head's read" if c.l == 2 * c.L else "an MLP's" if c.l % 2 else "an attention's"
+    which = f"l = {c.l}, {kind} of {c.L} layers"
     leaves = [x.requires_grad_() for x in (c.query, c.query_v, *c.sources)]
     toys = Toys([], torch.cat((c.query, c.query_v)))
     sources = [toys.note(s * 1, f"source {i}") for i, s in enumerate(c.sources)]
@@ -240,28 +260,29 @@ def run_inputs(f, case):
         h = f(c.l, sources, c.query, c.query_v, toys.read)
     except IndexError as error:
         if c.l == 2 * c.L:
-            raise Wrong("The head's read is number 2L. That is even, but the head is no attention and has no row of query_v.",
+            raise Wrong("The head's read is number 2L. That is even, but the head is no attention: no row of query_v.",
                         which, came=f"IndexError: {error}") from None
         raise
     if len(kept) != len(sources) or any(a is not b for a, b in zip(kept, sources)):
         raise Wrong("The list of sources belongs to the router; yours adds to it, or takes from it.")
     unchanged(toys.seen)
     if h is not None and (not isinstance(h, (list, tuple)) or len(h) not in (1, 2)):
-        raise Wrong("`inputs` returns a list: [h], or [h, h_v].", which, came="a tensor" if isinstance(h, torch.Tensor) else repr(h)[:80])
+        raise Wrong("`inputs` returns a list: [h], or [h, h_v].", which,
+                    came="a tensor" if isinstance(h, torch.Tensor) else repr(h)[:80])
     h = [tensor(x, (B, T, D), "h") for x in items(h, 1 if h is None else len(h), "What `inputs` returns")]
     found = [Place(f"the number of inputs, {which}", torch.tensor([len(h)]).double(), "inputs")]
-    found += [Place(f"{name} of {which}", x.detach(), name, toys.reads[i:i + 1]) for i, (name, x) in enumerate(zip(("h", "h_v"), h))]
+    for i, (name, x) in enumerate(zip(("h", "h_v"), h)):
+        found.append(Place(f"{name} of {which}", x.detach(), name, toys.reads[i:i + 1]))
     loss = sum((x * g).sum() for x, g in zip(h, c.g))
-    grads = torch.autograd.grad(loss, leaves, allow_unused=True) if loss.requires_grad else [None] * len(leaves)
-    return found + [Place(f"the gradient by a query or a source, {which}", torch.zeros_like(x) if d is None else d, "gradient")
-                    for x, d in zip(leaves, grads)]
+    return found + [Place(f"the gradient by a query or a source, {which}", d, "gradient")
+                    for d in gradients(loss, leaves)]
 
 def run_tied(f, case):
     c, _ = copies(case)
     query_v = tensor(f(c.query), (c.L, D), "The tied query_v")
     toys = Toys([], c.query)
     places = [Place(f"row {i}, of the attention of layer {i}", row, f"query_v[{i}]") for i, row in enumerate(query_v)]
-    for l in range(2 * c.L + 1):                                        # so tied, rd is exercise 2: both routes, bit for bit
+    for l in range(2 * c.L + 1):                                        # so tied, rd is exercise 2, bit for bit
         for x in answers.inputs(l, c.sources, c.query, query_v, toys.read):
             if torch.equal(query_v, c.query[:-1:2]) and not torch.equal(x, toys.read(c.query[l], c.sources)):
                 raise Wrong("Tied routes must be equal, bit for bit.")
@@ -271,13 +292,15 @@ def weight_cases(draw):
     p, q = draw(4, B, T).softmax(0), draw(4, B, T).softmax(0)
     sharp = torch.zeros(4, B, T).double()
     sharp[0] = 1
-    return [SimpleNamespace(p=draw(2, B, T).softmax(0), q=draw(2, B, T).softmax(0)), SimpleNamespace(p=p, q=q), SimpleNamespace(p=p, q=sharp)]
+    return [SimpleNamespace(p=draw(2, B, T).softmax(0), q=draw(2, B, T).softmax(0)), SimpleNamespace(p=p, q=q),
+            SimpleNamespace(p=p, q=sharp)]
 
 def run_divergence(f, case):
     c, seen = copies(case)
     x = tensor(f(c.p, c.q), (B, T), "The divergence")
     unchanged(seen)
-    return [Place(f"token b={b}, t={t}, {len(c.p)} sources, p = {numbers(c.p[:, b, t])}, q = {numbers(c.q[:, b, t])}", x[b, t].view(1),
+    return [Place(f"token b={b}, t={t}, {len(c.p)} sources, p = {numbers(c.p[:, b, t])}, q = {numbers(c.q[:, b, t])}",
+                  x[b, t].view(1),
                   "JS") for b in range(B) for t in range(T)]
 
 def run_signs(f, case):
@@ -313,7 +336,8 @@ def router(*names):
 
 CHECKS = {
     1: {"depth_read": (read_cases, run_read), "depth_read_backward": (read_cases, run_backward)},
-    2: {"split_layers": (layers((4, 4), (4, 2), (12, 8), (5, 3), (7, 3), (3, 1)), run_split), "block": router("blocks", "query")},
+    2: {"split_layers": (layers((4, 4), (4, 2), (12, 8), (5, 3), (7, 3), (3, 1)), run_split),
+        "block": router("blocks", "query")},
     3: {"inputs": (input_cases, run_inputs), "tied_query_v": (input_cases, run_tied),
         "divergence": (weight_cases, run_divergence)},
     4: {"delta": router("query", "gate"), "delta_block": router("blocks", "query", "gate")},
@@ -336,7 +360,7 @@ def check(number, name, f, seed):
                 break
         else:
             return
-    except Exception as error:                                          # of the wrong shape, say: which mistake ends so too?
+    except Exception as error:                                          # a wrong shape, say: what else ends so?
         idea = isinstance(error, Wrong) and same_end(name, answer, run, cases, error.lines)
         raise Wrong(**error.lines | {"idea": idea}) if idea else error
     k = len(came) - 1
@@ -359,10 +383,13 @@ def differ(a, b, tolerance=TOLERANCE):
     return a.where != b.where or not close(a.x, b.x, tolerance)
 
 def idea_of(name, answer, run, cases, came, want, k):
-    """The typical mistake that agrees with what came the longest, from k on, where the answer does not; or None. One place may
-    agree by chance (2 e is e twice, and a stream with the mix of e added to it), three do not."""
+    """The typical mistake that agrees with what came the longest, from k on, where the answer does not; or None.
+
+    One place may agree by chance (2 e is e twice, and a stream with the mix of e added to it), three do not.
+    """
     enough = min(k + 3, len(came))
-    for tolerance in (TOLERANCE, 1e-4) if differ(came[k], want[k], 1e-3) else (TOLERANCE,):         # 1e-4: but for an epsilon
+    far = differ(came[k], want[k], 1e-3)
+    for tolerance in (TOLERANCE, 1e-4) if far else (TOLERANCE,):        # 1e-4: the mistake, but for an epsilon
         best, idea = enough - 1, None
         for text, *edits in MISTAKES[name]:
             agreed = 0
@@ -397,7 +424,8 @@ def told(came, want, idea):
     gap = (came.x - want.x).nan_to_num(nan=torch.inf).abs()
     at = divmod(gap.flatten().argmax().item(), gap.shape[-1])[0]        # the worst row
     a, b = came.x.reshape(-1, gap.shape[-1])[at], want.x.reshape(-1, gap.shape[-1])[at]
-    where = want.where + (f", token b={at // T}, t={at % T}" if gap.shape[:-1] == (B, T) else f", row {at}" if gap.dim() > 1 else "")
+    row = f", token b={at // T}, t={at % T}" if gap.shape[:-1] == (B, T) else f", row {at}" if gap.dim() > 1 else ""
+    where = want.where + row
     near = close(came.x, want.x, 1e-5)
     if near and want.symbol != "gradient":
         idea = idea or ("Nearly right, by less than 1e-5: an epsilon that is missing or stands elsewhere, or something "
@@ -406,9 +434,9 @@ def told(came, want, idea):
     if want.symbol == "alpha":                                          # two sources, the worst of them among them
         i, total = gap.reshape(-1, gap.shape[-1])[at].argmax().item(), a.sum().item()
         if not idea and not close(came.x.sum(-1), torch.ones(B, T).double()):
-            over = [name for name, x in (("tokens", came.x.sum(1)), ("the sequences of the batch", came.x.sum(0)), ("all of depth, batch and tokens "
-                    "together", came.x.sum())) if close(x, torch.ones_like(x))]
-            idea = "The weights must sum to 1 over depth for each token; yours " + (f"sum to 1 over {over[0]}." if over else "do not.")
+            sums = {"tokens": came.x.sum(1), "the sequences of the batch": came.x.sum(0)}
+            over = [f"sum to 1 over {axis}." for axis, x in sums.items() if close(x, torch.ones_like(x))]
+            idea = f"The weights must sum to 1 over depth for each token; yours {over[0] if over else 'do not.'}"
         pair = sorted({i, 0 if i else 1})
         show = lambda x: ", ".join(f"alpha_{j} = {x[j]:.{digits}g}" for j in pair)
         more = "" if abs(total - 1) < 1e-9 else f" (and all {len(a)} sum to {total:.4g})"
@@ -424,8 +452,8 @@ def told(came, want, idea):
         expected, got = (f"{text}\nread by {by(r)} of query from {len(s)} source{'s' * (len(s) > 1)}: {two(s, odd, at)}"
                          for text, r, s, odd in ((expected, right_row, ours, missing), (got, row, theirs, extra)))
         if not idea and (missing or extra or len(ours) != len(theirs)):
-            idea = (f"This read has other sources than in the page's equation: {len(missing)} of {len(ours)} are missing, and "
-                    f"{len(extra)} of your {len(theirs)} do not belong there.")
+            idea = ("This read has other sources than in the page's equation. "
+                    f"Missing, of {len(ours)}: {len(missing)}. Not belonging there, of yours: {len(extra)}.")
         if not idea and row != right_row:
             idea = "The sources are right, and the row of query that reads them is not."
     return Wrong(idea or f"This is not {want.symbol} of the page's equation.", where, expected, got)

@@ -1,4 +1,4 @@
-"""Exercise 6: what any router must keep to, whatever it computes. On toys, at 2, 12 and 24 layers, then inside a GPT."""
+"""Exercise 6: what any router keeps to, whatever it computes: on toys of 2, 12 and 24 layers, then inside a GPT."""
 import ast
 import inspect
 
@@ -25,7 +25,7 @@ class Toys:
     def update(self, l, h, h_v):
         for x in (h, h_v):
             if not isinstance(x, torch.Tensor):
-                raise Wrong("A sublayer takes tensors, (B, T, D), and `read` returns a list of them: f(*read(l, sources)).",
+                raise Wrong("A sublayer takes tensors, and `read` returns a list of them: f(*read(l, sources)).",
                             f"sublayer {l}", came=f"a {type(x).__name__}")
         self.order.append(l)
         u = torch.tanh((h + 0.5 * h_v) * self.weights[l] / (h.square().mean(-1, keepdim=True) + 1e-6).sqrt())
@@ -52,13 +52,15 @@ def run(router, e, weights):
     if h is None:
         raise NotWritten("`forward` returns None; is a `return` missing?")
     if isinstance(h, (list, tuple)):
-        raise Wrong("forward returns one tensor, what the head sees; `read` returns a list: return read(self.head, sources)[0].",
+        raise Wrong("forward returns one tensor, what the head sees; `read` returns a list: return read(self.head, "
+                    "sources)[0].",
                     where, str(tuple(e.shape)), f"a {type(h).__name__} of {len(h)}")
     if not isinstance(h, torch.Tensor) or h.shape != e.shape:
         raise Wrong("forward returns what the head sees, one tensor as large as e.", where, str(tuple(e.shape)),
                     str(tuple(h.shape)) if isinstance(h, torch.Tensor) else f"a {type(h).__name__}")
     if toys.order != list(range(len(weights))):
-        raise Wrong("Every sublayer runs once, in order, from 0 to 2L-1.", where, f"{list(range(len(weights)))}", f"{toys.order}")
+        raise Wrong("Every sublayer runs once, in order, from 0 to 2L-1.", where, f"{list(range(len(weights)))}",
+                    f"{toys.order}")
     unchanged([(e, version, "e"), *toys.seen])
     if h.dtype != e.dtype:
         raise Wrong("The number format stays that of e.", where, str(e.dtype), str(h.dtype))
@@ -75,29 +77,30 @@ def check_layers(cls, name, L, draw):
     where = f"{L} layers"
     with torch.no_grad():
         for p in router.parameters():
-            p += 0.3 * draw(*p.shape)                                   # not the zeros of the start, where all is a mean
+            p += 0.3 * draw(*p.shape)                               # at the zeros of the start all is a mean
     e, weights = draw(2, 3, D), 1 + 0.5 * draw(2 * L, D)
     weights.requires_grad_()
     h = run(router, e, weights)
     run(router, draw(1, 2, D), weights)
     if not torch.equal(h, run(router, e, weights)):
-        raise Wrong("The same input must give the same output: yours draws random numbers in forward, or keeps something "
-                    "from one forward to the next.", where)
+        raise Wrong("The same input must give the same output: yours draws random numbers in forward, or keeps "
+                    "something from one forward to the next.", where)
     other = e.clone()
     other[1, 1] = draw(D)
     moved = (run(router, other, weights) - h).abs().amax(-1) > 1e-12
     if moved.sum() > moved[1, 1]:
-        raise Wrong("A router chooses along depth, for each token by itself. In yours one token's embedding changes what "
-                    "the head sees of another, so that the past could see the future.", where, "token b=1, t=1 alone changes",
-                    f"{moved.sum().item()} of {moved.numel()} tokens change")
+        raise Wrong("A router chooses along depth, for each token by itself. In yours one token's embedding changes "
+                    "what the head sees of another, so that the past could see the future.", where,
+                    "token b=1, t=1 alone changes", f"{moved.sum().item()} of {moved.numel()} tokens change")
     (h * draw(2, 3, D)).sum().backward()
     lost = [l for l in range(2 * L) if weights.grad is None or not weights.grad[l].any()]
     if lost:
-        raise Wrong("Every update must reach the head, by itself or through later sublayers; yours loses some, or detaches "
-                    "them.", where, came=f"the updates of sublayers {lost}")
-    if isinstance(router, DepthRouter) and not router.adds and (router.query.grad is None or not router.query.grad[-1].any()):
-        raise Wrong("The last row of query is the head's, and nothing reads by it: end in return read(self.head, sources)[0], "
-                    "or say adds = True if the head sees a stream.", where)
+        raise Wrong("Every update must reach the head, by itself or through later sublayers; yours loses some, or "
+                    "detaches them.", where, came=f"the updates of sublayers {lost}")
+    reads_last = isinstance(router, DepthRouter) and not router.adds
+    if reads_last and (router.query.grad is None or not router.query.grad[-1].any()):
+        raise Wrong("The last row of query is the head's, and nothing reads by it: end in return read(self.head, "
+                    "sources)[0], or say adds = True if the head sees a stream.", where)
     idle = [k for k, p in router.named_parameters() if p.numel() and (p.grad is None or not p.grad.any())]
     if idle:
         raise Wrong("Every parameter must have a say in the output; yours has idle ones.", where, came=", ".join(idle))
@@ -112,17 +115,20 @@ def check(path, seed, cls=None):
         if len(inspect.signature(cls.forward).parameters) != 3:
             raise Wrong("forward takes self, e and sublayers.", came=str(inspect.signature(cls.forward)))
         draw = draws(seed)
+        torch.manual_seed(seed)
         for L in (2, 12, 24):
             check_layers(cls, name, L, draw)
         losses = []
         for plain in (False, True):
             torch.manual_seed(seed)
-            net = GPT(GPTConfig(vocab_size=11, seq_len=8, n_layer=12, n_head=2, n_embd=D, router=name, plain_read=plain)).double()
+            net = GPT(GPTConfig(vocab_size=11, seq_len=8, n_layer=12, n_head=2, n_embd=D, router=name,
+                                plain_read=plain)).double()
             idx = torch.arange(16).view(2, 8) % 11
             losses.append(net(idx, idx)[1].item())
         if abs(losses[0] - losses[1]) > 1e-10:
-            raise Wrong("The quick read and the definition give different losses, so your router does not read as `read` is "
-                        "meant to be used.", "12 layers in a GPT", f"{losses[1]:.6f} (--plain_read)", f"{losses[0]:.6f}")
+            raise Wrong("The quick read and the definition give different losses, so your router does not read as "
+                        "`read` is meant to be used.", "12 layers in a GPT", f"{losses[1]:.6f} (--plain_read)",
+                        f"{losses[0]:.6f}")
     except (Wrong, NotWritten, NotImplementedError):
         raise
     except UserError as error:

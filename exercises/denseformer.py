@@ -4,8 +4,8 @@ After each layer the stream is replaced by a weighted sum of e and of what every
 
     X_0 = e     X_j = what layer j-1 makes of its input     input of layer i = sum over j = 0..i of weight[i-1, j] X_j
 
-The weights are learned numbers, one for each pair: the same for every token, whatever is in it, and they need not sum to
-1. At first each row takes the newest X alone, which is a residual connection, exactly.
+The weights are learned numbers, one for each pair: the same for every token, whatever is in it, and they need not sum
+to 1. At first each row takes the newest X alone, which is a residual connection, exactly.
 """
 import torch
 import torch.nn as nn

@@ -18,9 +18,9 @@ def ratio(c, d, rho):
 def wav(e, sublayers, blocks, query, detail_bias, rho, read):
     """WAV: runs all sublayers, and returns what the head sees, (B, T, D).
 
-    e, sublayers, blocks: as in exercise 2. query: (2L + 1, D). detail_bias: (2L, 2), row l for read l, phase then split.
-    read(query[l], sources, bias, scale) is the right depth read; bias and scale are lists with an entry for each source:
-    bias a number (0 for e and C) that is added to its logit, scale 1 or a tensor (B, T) that multiplies it in the mix.
+    e, sublayers, blocks: as in exercise 2. query: (2L + 1, D). detail_bias: (2L, 2), row l for read l: phase, split.
+    read(query[l], sources, bias, scale) is the right depth read; bias and scale are lists, an entry for each source:
+    a number that is added to its logit (0 for e and C), and 1 or a tensor (B, T) that multiplies it in the mix.
     Keep sums, not updates: three tensors for each block, whatever its length.
     """
     raise NotImplementedError("not written yet")

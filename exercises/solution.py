@@ -10,7 +10,8 @@ def router(name, blocks, **parameters):
     L, D = (blocks[-1][-1] + 1) // 2, parameters["query"].size(1)
     rho = parameters.pop("rho", 1.0)
     gate = {"route_gate": 1.0} if "gate" in parameters else {}
-    made = model.ROUTERS[name](GPTConfig(n_layer=L, n_blocks=len(blocks), n_head=1, head_dim=2, n_embd=D, rho=rho, router=name, **gate))
+    made = model.ROUTERS[name](GPTConfig(n_layer=L, n_blocks=len(blocks), n_head=1, head_dim=2, n_embd=D, rho=rho,
+                                         router=name, **gate))
     for key, x in parameters.items():
         delattr(made, key)
         setattr(made, key, x)
@@ -34,7 +35,8 @@ def inputs(l, sources, query, query_v, read):
     return router("rd", [range(2 * len(query_v))], query=query, query_v=query_v).read(l, sources)
 
 def tied_query_v(query):
-    tied = model.RD(GPTConfig(n_layer=len(query) // 2, n_head=1, head_dim=2, n_embd=query.size(1), rd_control="tied", router="rd"))
+    tied = model.RD(GPTConfig(n_layer=len(query) // 2, n_head=1, head_dim=2, n_embd=query.size(1), rd_control="tied",
+                              router="rd"))
     del tied.query
     tied.query = query
     return torch.cat([tied.queries(l) for l in range(0, tied.head, 2)])

@@ -1,5 +1,5 @@
-"""The course: right answers are right, typical mistakes get their sentence, any fault of a file gets one with its line, and the pages
-quote model.py and give commands that run. Answers here are written as a student would, unlike the checker's own."""
+"""The course: right answers are right, typical mistakes get their sentence, any fault of a file gets one with its line,
+and the pages quote model.py and give commands that run. Answers here are a student's, unlike the checker's own."""
 import re
 import shutil
 import subprocess
@@ -162,8 +162,11 @@ class Mine(DepthRouter):
 # (exercise, function, this text, that text, what the sentence must say)
 TYPICAL = [
     (1, "depth_read", "e / e.sum(dim=0)", "e / e.sum(dim=2, keepdim=True)", "sum to 1 over depth"),
-    (1, "depth_read", "logits = torch.stack([(s @ query) / rms(s) for s in sources])\n    e = torch.exp(logits - logits.amax(dim=0))\n    "
-     "alpha = e / e.sum(dim=0)", "alpha = torch.stack([(s @ query) / rms(s) for s in sources]).softmax(-1)", "yours sum to 1 over tokens"),
+    (1, "depth_read",
+     "logits = torch.stack([(s @ query) / rms(s) for s in sources])\n    "
+     "e = torch.exp(logits - logits.amax(dim=0))\n    "
+     "alpha = e / e.sum(dim=0)", "alpha = torch.stack([(s @ query) / rms(s) for s in sources]).softmax(-1)",
+     "yours sum to 1 over tokens"),
     (1, "depth_read", "(s @ query) / rms(s)", "s @ query", "divided by its source's rms"),
     (1, "depth_read", "(s ** 2).mean(dim=2)", "(s ** 2).sum(dim=2)", "root of the *mean*"),
     (1, "depth_read", " + 1e-6", "", "1e-6 of the rms is missing"),
@@ -176,17 +179,19 @@ TYPICAL = [
     (1, "depth_read_backward", " - through_rms", "", "takes it for a constant"),
     (1, "depth_read_backward", "(dl * s / r).sum", "(dl * s).sum", "in yours the rms is missing"),
     (1, "depth_read_backward", "(D * r ** 3)", "r ** 3", "its gradient has 1/D"),
-    (2, "split_layers", "range(start, start + 2 * size))\n        start += 2 * size", "range(start, start + size))\n        start += size", "counts layers"),
+    (2, "split_layers", "range(start, start + 2 * size))\n        start += 2 * size",
+     "range(start, start + size))\n        start += size", "counts layers"),
     (2, "split_layers", "sizes[b] += 1", "sizes[-1 - b] += 1", "longer blocks come first"),
     (2, "split_layers", "sizes[b] += 1", "pass", "belong to none"),
     (2, "block", "[e] + sums + pc", "[e] + sums + (pc or [e * 0])", "no PC before"),
     (2, "block", "[e] + sums + pc", "[e] + sums", "in progress is a source too"),
     (2, "block", "        pc = []\n", "        pc = pc if b else []\n", "begins anew with each block"),
     (2, "block", "        pc = []\n        for l in blocks[b]:\n            h = read(query[l], [e] + sums + pc)\n",
-     "        if b == 0:\n            pc = []\n        for l in blocks[b]:\n            h = read(query[l], [e] + sums + pc)\n"
-     "            pc = pc if l > blocks[b][0] else []\n", "reset too late"),
+     "        if b == 0:\n            pc = []\n        for l in blocks[b]:\n"
+     "            h = read(query[l], [e] + sums + pc)\n            pc = pc if l > blocks[b][0] else []\n", "reset too late"),
     (2, "block", "[pc[0] + u]", "[u]", "last update alone"),
-    (2, "block", "read(query[2 * len(sublayers) // 2]", "read(query[len(sublayers) - 1]", "head reads by a query of its own"),
+    (2, "block", "read(query[2 * len(sublayers) // 2]", "read(query[len(sublayers) - 1]",
+     "head reads by a query of its own"),
     (2, "block", "read(query[2 * len(sublayers) // 2], [e] + sums)", "e + sum(sums)", "plain sum, the stream"),
     (2, "block", "query[l]", "query[l // 2]", "row of its layer"),
     (2, "block", "sublayers[l](h)", "sublayers[l](e + sum(sums) + sum(pc) + h)", "exercise 4"),
@@ -204,14 +209,17 @@ TYPICAL = [
     (3, "divergence", "return H(m) - H(p) / 2 - H(q) / 2", "return (p * (p / q).log()).sum(dim=0)", "Kullback-Leibler"),
     (4, "delta", "h = h + gate", "h = gate", "yours replaces it"),
     (4, "delta", "u = sublayers[l](h)", "stream = h\n        u = sublayers[l](h)", "Yours stays in the stream"),
-    (4, "delta", "changes.append(u)\n        stream = stream + u", "stream = stream + u\n        changes.append(stream)", "nearly equal"),
+    (4, "delta", "changes.append(u)\n        stream = stream + u",
+     "stream = stream + u\n        changes.append(stream)", "nearly equal"),
     (4, "delta", "if l > 0", "if True", "h_0 = e"),
     (4, "delta", "gate[l] * read", "read", "gate multiplies the mix; yours is missing"),
     (4, "delta", "return stream", "return h", "input of the last sublayer"),
     (4, "delta_block", "stream - before", "stream - changes[-1]", "previous *source*"),
     (4, "delta_block", "stream - before", "stream", "state of the stream"),
-    (4, "delta_block", "read(query[l], changes)", "read(query[l], changes + ([stream - before] if l > b[0] else []))", "*completed* blocks"),
-    (4, "delta_block", "        changes = changes + [stream - before]", "            changes = changes + [stream - before]\n            before = stream", "every update"),
+    (4, "delta_block", "read(query[l], changes)", "read(query[l], changes + ([stream - before] if l > b[0] else []))",
+     "*completed* blocks"),
+    (4, "delta_block", "        changes = changes + [stream - before]",
+     "            changes = changes + [stream - before]\n            before = stream", "every update"),
     (5, "signs", "l - block.start", "l", "of *this block*"),
     (5, "signs", "(-1) ** i", "-(-1) ** i", "other way round"),
     (5, "signs", "1 if 2 * i < len(block)", "1 if i // 2 < len(block) // 4", "layer is cut in two"),
@@ -219,20 +227,25 @@ TYPICAL = [
     (5, "ratio", "with torch.no_grad():", "if True:", "must be detached"),
     (5, "ratio", "torch.full_like(r, rho)", "torch.ones_like(r)", "whatever rho is"),
     (5, "wav", "ratio(c, p, rho), ratio(c, s, rho)", "1, 1", "r is missing"),
-    (5, "wav", "ratio(c, p, rho), ratio(c, s, rho)", "*[(((c ** 2).mean(-1) + 1e-6) / ((d ** 2).mean(-1) + 1e-6)).sqrt().clamp(max=rho) for d in (p, s)]",
+    (5, "wav", "ratio(c, p, rho), ratio(c, s, rho)",
+     "*[(((c ** 2).mean(-1) + 1e-6) / ((d ** 2).mean(-1) + 1e-6)).sqrt().clamp(max=rho) for d in (p, s)]",
      "yours lets a gradient through"),
     (5, "wav", "detail_bias[l][0], detail_bias[l][1]", "0, 0", "in yours there is none"),
     (5, "wav", "sources.extend([c, p, s])", "sources.extend([c, p.detach(), s.detach()])", "not detached, only its r"),
     (5, "wav", "        C = P = S = None\n", "        if b.start == 0:\n            C = P = S = None\n", "yours go on"),
-    (5, "wav", "heads = [e] + [c for c, _, _ in finished]", "heads = [e] + [x for t in finished for x in t]", "without details"),
+    (5, "wav", "heads = [e] + [c for c, _, _ in finished]", "heads = [e] + [x for t in finished for x in t]",
+     "without details"),
     (6, "Mine", "return read(self.head, sources)[0]", "return u", "nothing reads by it"),
-    (6, "Mine", "return read(self.head, sources)[0]", "return read(self.head, sources)", "return read(self.head, sources)[0]"),
+    (6, "Mine", "return read(self.head, sources)[0]", "return read(self.head, sources)",
+     "return read(self.head, sources)[0]"),
     (6, "Mine", "f(*read(l, sources))", "f(read(l, sources))", "f(*read(l, sources))"),
     (6, "Mine", "sources = sources + [u]", "sources = sources + [u.detach()]", "loses some"),
     (6, "Mine", "u = f(*read(l, sources))", "u = f(*read(l, sources))\n            u *= 2", "in place"),
     (6, "Mine", "u = f(*read(l, sources))", "u = f(*read(l, sources)) * (1 + torch.rand(1).item())", "random numbers"),
-    (6, "Mine", "sources = sources + [u]", "sources = sources + [u.mean(1, keepdim=True).expand_as(u)]", "each token by itself"),
-    (6, "Mine", "u = f(*read(l, sources))", "u = f(*read(l, sources))\n            if l == 2: u = f(*read(l, sources))", "once, in order"),
+    (6, "Mine", "sources = sources + [u]", "sources = sources + [u.mean(1, keepdim=True).expand_as(u)]",
+     "each token by itself"),
+    (6, "Mine", "u = f(*read(l, sources))", "u = f(*read(l, sources))\n            if l == 2: u = f(*read(l, sources))",
+     "once, in order"),
     (6, "Mine", "[u]", "[u.float()]", ""),
     (6, "Mine", "    def forward", "    def __init__(self, config):\n        super().__init__(config)\n"
      "        self.spare = torch.nn.Parameter(torch.zeros(3))\n\n    def forward", "idle ones"),
@@ -246,8 +259,8 @@ UNLISTED = [
     (1, "depth_read", "(s @ query)", "(s.float() @ query.float())", "Nearly right"),
     (1, "depth_read_backward", "(dl * s / r)", "(2 * dl * s / r)", "gradient by the query"),
     (2, "split_layers", "return blocks", "return blocks[::-1]", "expected"),
-    (2, "block", "[e] + sums + pc", "[e] + sums[:1] + pc", "are missing"),
-    (2, "block", "[e] + sums + pc", "[e] + sums + pc + pc", "do not belong"),
+    (2, "block", "[e] + sums + pc", "[e] + sums[:1] + pc", "Missing, of 3: 1"),
+    (2, "block", "[e] + sums + pc", "[e] + sums + pc + pc", "Not belonging there, of yours: 1"),
     (2, "block", "query[l]", "query[-1 - l]", "row of query"),
     (2, "block", "sublayers[l](h)", "sublayers[l](2 * h)", "not h_0"),
     (2, "block", "sublayers[l](h)", "sublayers[l](h).detach()", "the gradient is not"),
@@ -263,7 +276,8 @@ UNLISTED = [
 # Faults of a file, of any exercise
 FAULTS = [
     ("h = read(query[l], [e] + sums + pc)", "h = raed(query[l], [e] + sums + pc)", "NameError", "line 17"),
-    ("h = read(query[l], [e] + sums + pc)", "h = read(query[l], [e[0]] + sums + pc)", "list of one source or more", "(3, 5)"),
+    ("h = read(query[l], [e] + sums + pc)", "h = read(query[l], [e[0]] + sums + pc)", "list of one source or more",
+     "(3, 5)"),
     ("h = read(query[l], [e] + sums + pc)", "h = read(query, [e] + sums + pc)", "one row of query", "(11, 5)"),
     ("h = read(query[l], [e] + sums + pc)", "h = read(query[l], sums + pc)", "list of one source or more", "[]"),
     ("u = sublayers[l](h)", "u = sublayers[l]([h])", "takes one tensor", "a list"),
@@ -358,10 +372,10 @@ def test_answers_against_autograd():
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)        # float64, a few sums of five numbers
 
 def test_wrong_commands():
-    for argv in ([], ["7"], ["3", "--all"], ["x"], ["3", "--seed", "-1"], ["3", "--seconds", "0"], ["3", "--file", "none.py"],
-                 ["--all", "--folder", "nowhere"], ["3", "--folder", "README.md"], ["3", "--solution", "--file", "x.py"]):
+    for argv in ("", "7", "3 --all", "x", "3 --seed -1", "3 --seconds 0", "3 --file none.py", "--all --folder nowhere",
+                 "3 --folder README.md", "3 --solution --file x.py"):
         with pytest.raises(UserError):
-            check.main(argv)
+            check.main(argv.split())
 
 # ---------------------------------------------------------------------------------------------------------------------
 # the pages
@@ -408,14 +422,16 @@ def test_each_page_begins_with_not_written_yet():
     for page in PAGES:
         top = page.read_text(encoding="utf-8")[:400]
         number = page.name[2]
-        assert f"python -m exercises.check {number}" in top and '"not written yet"' in top and "Difficulty" in top and "Time:" in top
+        for text in (f"python -m exercises.check {number}", '"not written yet"', "Difficulty", "Time:"):
+            assert text in top
         assert (HERE / FILES[int(number)]).stem == page.stem
 
 # ---------------------------------------------------------------------------------------------------------------------
 # slow: processes
 
 def run_check(*argv, cwd=ROOT):
-    done = subprocess.run([sys.executable, "-m", "exercises.check", *map(str, argv)], capture_output=True, text=True, timeout=300, cwd=cwd)
+    done = subprocess.run([sys.executable, "-m", "exercises.check", *map(str, argv)], capture_output=True, text=True,
+                          timeout=300, cwd=cwd)
     return done.returncode, done.stdout, done.stderr
 
 @pytest.fixture
@@ -427,7 +443,8 @@ def handed_in(tmp_path):
 @pytest.mark.slow
 def test_a_score_sheet(handed_in):
     code, out, _ = run_check("--all", "--folder", handed_in)
-    assert code == 0 and out.count(": right") == 13 and "all right" in out and "| 2 Block AttnRes | 2 of 2 | 0 of 2 | 0 of 2 |" in out
+    assert code == 0 and out.count(": right") == 13 and "all right" in out
+    assert "| 2 Block AttnRes | 2 of 2 | 0 of 2 | 0 of 2 |" in out
     code, out, _ = run_check("--all")
     assert code == 1 and out.count(": not written yet") == 13 and "0 of 13" in out
     (handed_in / FILES[4]).unlink()
@@ -439,7 +456,8 @@ def test_a_score_sheet(handed_in):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault, says", [
-    ("    while True: pass\n", "line 3"), ("    for x in (xs := [1]): xs.append(x)\n", "line 3"), ("    while True: print('x' * 99)\n", "line 3"),
+    ("    while True: pass\n", "line 3"), ("    for x in (xs := [1]): xs.append(x)\n", "line 3"),
+    ("    while True: print('x' * 99)\n", "line 3"),
     ("    10 ** 10 ** 10\n", "line 3"), ("    import os; os._exit(0)\n", "ended the process")])
 def test_what_does_not_end(handed_in, fault, says):
     """It ends after the time limit, with a sentence, and the other functions are checked all the same."""
@@ -472,7 +490,7 @@ def commands(page):
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [*PAGES, HERE / "README.md"], ids=lambda p: p.stem)
 def test_commands(tmp_path, page):
-    """As they stand on the page, in order, in a copy of the repository where small.toml is tiny and the depths are small."""
+    """As they stand on the page, in order, in a copy of the repository; small.toml is tiny there and depths small."""
     for name in ("nanodepth", "lab", "exercises"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("model.py", "train.py", "prepare_data.py"):
@@ -481,11 +499,13 @@ def test_commands(tmp_path, page):
         (tmp_path / "exercises" / FILES[number]).write_text(code, encoding="utf-8")
     shutil.copytree(tmp_path / "exercises", tmp_path / "HANDED_IN" / "anna")
     tiny = (tmp_path / "exercises" / "small.toml").read_text(encoding="utf-8")
-    for old, new in (("max_iters = 300", "max_iters = 2"), ("eval_interval = 100", "eval_interval = 2"), ("eval_iters = 8", "eval_iters = 1"),
+    for old, new in (("max_iters = 300", "max_iters = 2"), ("eval_interval = 100", "eval_interval = 2"),
+                     ("eval_iters = 8", "eval_iters = 1"),
                      ("n_embd = 32", "n_embd = 8"), ("n_blocks = 3", "n_blocks = 2"), ("seq_len = 64", "seq_len = 16")):
         assert old in tiny
         tiny = tiny.replace(old, new)
-    (tmp_path / "exercises" / "small.toml").write_text(tiny + f"dataset = '{data_folder(tmp_path)}'\n", encoding="utf-8")
+    (tmp_path / "exercises" / "small.toml").write_text(tiny + f"dataset = '{data_folder(tmp_path)}'\n",
+                                                       encoding="utf-8")
     found = commands(page)
     assert found
     for command in found:
