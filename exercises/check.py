@@ -79,7 +79,7 @@ def check_one(number, name, path, seed) -> dict:
         return {"state": "not written yet", "why": str(why)}
     except checks.Wrong as wrong:
         at = getattr(getattr(locals().get("f"), "__code__", None), "co_firstlineno", None)
-        return {"state": "wrong", "line": f"{path.name}, line {at}" if path and at else "", **wrong.lines}
+        return {"state": "wrong", "file": f"{path.name}, line {at}" if path and at else "", **wrong.lines}
     except (Exception, SystemExit) as error:
         return {"state": "wrong", **checks.sentence(error, path or Path(solution.__file__)).lines}
 
@@ -111,8 +111,8 @@ def check_parts(parts, seed, seconds) -> list[dict]:
             f"sys.path.insert(0, {str(HERE.parent)!r}); from exercises import check; "
             f"check.child(*json.loads(sys.argv[1]))")
     results = []
-    with tempfile.TemporaryDirectory() as folder, tqdm(total=len(parts), unit="check", disable=None,
-                                                       leave=False) as bar:
+    bar = tqdm(total=len(parts), unit="check", disable=None, leave=False)
+    with bar, tempfile.TemporaryDirectory() as folder:
         while len(results) < len(parts):
             file, stuck = Path(folder) / f"{len(results)}.jsonl", Path(folder) / "stuck"
             rest = parts[len(results):]
@@ -128,6 +128,8 @@ def check_parts(parts, seed, seconds) -> list[dict]:
                 if process.poll() is None:
                     process.kill()
                     process.wait()
+            if not file.exists():
+                raise UserError("the check itself could not start; what Python says of it stands above. Is model.py whole?")
             results += lines(file)
             if len(results) < len(parts):
                 results.append(no_answer(parts[len(results)], stuck, process.returncode, seconds))
@@ -140,8 +142,6 @@ def lines(file) -> list[dict]:
 def no_answer(part, stuck, returncode, seconds) -> dict:
     """What to say of a part whose process ended without a word."""
     trace = stuck.read_text(encoding="utf-8", errors="replace") if stuck.exists() else ""
-    if not trace and returncode == 1 and part[2] is None:
-        raise UserError("the check itself could not run; what it said stands above.")
     if trace:
         at = re.search(rf'File "{re.escape(str(part[2]))}", line (\d+)', trace)
         return {"state": "wrong",
@@ -158,7 +158,7 @@ def report(number, name, result) -> str:
     text = f"{name}: {result['state']}"
     if result.get("why", "not written yet") != "not written yet":
         text += f" ({result['why']})"
-    for label in ("idea", "where", "expected", "came", "line"):
+    for label in ("idea", "where", "expected", "came", "file"):
         if result.get(label):
             text += f"\n    {label:<10}" + result[label].replace("\n", "\n" + " " * 14)
     return text

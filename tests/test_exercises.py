@@ -476,6 +476,14 @@ def test_a_seed_repeats_the_inputs_and_without_one_they_are_new(handed_in):
     assert say().splitlines()[:-1] != say().splitlines()[:-1]
 
 @pytest.mark.slow
+def test_a_broken_model_py(tmp_path):
+    for name in ("nanodepth", "lab", "exercises"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    (tmp_path / "model.py").write_text("def (", encoding="utf-8")
+    code, _, err = run_check("--all", cwd=tmp_path)
+    assert code == 2 and err.splitlines()[-1].startswith("check.py: the check itself could not start")
+
+@pytest.mark.slow
 def test_every_mistake_of_the_list_gets_its_own_sentence():
     for number, parts in checks.CHECKS.items():
         for name in parts:
