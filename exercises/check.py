@@ -92,6 +92,8 @@ def child(results, stuck, parts, seed, seconds):
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     import exercises.contract, exercises.solution           # noqa: E401  before the clock runs
     out = sys.stdout
+    if hasattr(out, "reconfigure"):
+        out.reconfigure(errors="backslashreplace")          # not every terminal knows every character
     with open(results, "a", encoding="utf-8") as f, open(stuck, "w", encoding="utf-8") as trace:
         for number, name, path in parts:
             faulthandler.dump_traceback_later(seconds, exit=True, file=trace)

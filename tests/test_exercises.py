@@ -329,7 +329,7 @@ def test_the_solution_is_model_py():
             assert check_one(number, name, None, 3) == {"state": "right"}, name
 
 def test_routers_of_model_py_keep_the_contract():
-    for name in ("rezero", "attnres", "rd", "delta_block", "wav"):
+    for name in ("rezero", "rd", "delta_block", "wav"):
         contract.check(None, 1, ROUTERS[name])
     assert check_one(6, "Mine", HERE / "denseformer.py", 1) == {"state": "right"}
 
