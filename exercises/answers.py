@@ -380,6 +380,8 @@ MISTAKES |= {"signs": [
     ("A detail itself is not detached, only its r; yours lets no gradient through the details.",
      "sources += [c, phase, split]", "sources += [c, phase.detach(), split.detach()]"),
     ("A detail enters the mix as r D; in yours r is missing.", SCALES, "1.0, 1.0"),
+    ("r makes a detail as loud as its C, rms(C) / rms(D); yours is upside down.",
+     SCALES, "ratio(phase, c, rho), ratio(split, c, rho)"),
     ("r is in the mix alone, by `scale`; yours scales the source itself, and the epsilon of its logit with it.",
      "sources += [c, phase, split]",
      "sources += [c, ratio(c, phase, rho)[..., None] * phase, ratio(c, split, rho)[..., None] * split]",

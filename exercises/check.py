@@ -131,7 +131,8 @@ def check_parts(parts, seed, seconds) -> list[dict]:
                     process.kill()
                     process.wait()
             if not file.exists():
-                raise UserError("the check itself could not start; what Python says of it stands above. Is model.py whole?")
+                raise UserError("the check itself could not start; what Python says of it stands above. "
+                                "Is model.py whole?")
             results += lines(file)
             if len(results) < len(parts):
                 results.append(no_answer(parts[len(results)], stuck, process.returncode, seconds))

@@ -115,15 +115,13 @@ class Toys:
             if x is not None and len(x) != n:
                 raise Wrong(f"`{name}` has a number for each source.", expected=f"{n}", came=f"{len(x)}")
         row = next((i for i, w in enumerate(self.query) if torch.equal(w, query)), None)
-        self.reads = [*self.reads, (row, [self.note(s, f"source {i} of a read") for i, s in enumerate(sources)])]
         s = torch.stack(sources)                                        # (n, B, T, D)
         logit = (s * query).sum(-1) / rms(s)                            # (n, B, T)
-        if bias is not None:
-            logit = logit + torch.stack([torch.as_tensor(b, dtype=s.dtype).expand(B, T) for b in bias])
-        weight = logit.softmax(0)
-        if scale is not None:
-            scale = [torch.as_tensor(1.0 if r is None else r, dtype=s.dtype).expand(B, T) for r in scale]
-            weight = weight * torch.stack(scale)
+        numbers = lambda given, none: torch.stack([torch.as_tensor(none if x is None else x, dtype=s.dtype).expand(B, T)
+                                                   for x in ([None] * n if given is None else given)])
+        given = {"bias": numbers(bias, 0.0), "scale": numbers(scale, 1.0)}          # (n, B, T)
+        self.reads = [*self.reads, (row, [self.note(x, f"source {i} of a read") for i, x in enumerate(sources)], given)]
+        weight = (logit + given["bias"]).softmax(0) * given["scale"]
         return (weight[..., None] * s).sum(0)
 
     def check(self):
@@ -271,8 +269,9 @@ def run_inputs(f, case):
                     came="a tensor" if isinstance(h, torch.Tensor) else repr(h)[:80])
     h = [tensor(x, (B, T, D), "h") for x in items(h, 1 if h is None else len(h), "What `inputs` returns")]
     found = [Place(f"the number of inputs, {which}", torch.tensor([len(h)]).double(), "inputs")]
+    reads = toys.reads if len(toys.reads) == len(h) else []
     for i, (name, x) in enumerate(zip(("h", "h_v"), h)):
-        found.append(Place(f"{name} of {which}", x.detach(), name, toys.reads[i:i + 1]))
+        found.append(Place(f"{name} of {which}", x.detach(), name, reads[i:i + 1]))
     loss = sum((x * g).sum() for x, g in zip(h, c.g))
     return found + [Place(f"the gradient by a query or a source, {which}", d, "gradient")
                     for d in gradients(loss, leaves)]
@@ -446,7 +445,7 @@ def told(came, want, idea):
         return Wrong(idea or "The values are right and the gradient is not: something is detached, or left autograd "
                              "(.detach(), .data, .item(), torch.tensor(..), no_grad).", where, expected, got)
     if want.reads and came.reads:
-        (row, theirs), (right_row, ours) = came.reads[-1], want.reads[-1]
+        (row, theirs, given), (right_row, ours, right_given) = came.reads[-1], want.reads[-1]
         missing, extra = without(ours, theirs), without(theirs, ours)
         by = lambda r: "no row" if r is None else f"row {r}"
         expected, got = (f"{text}\nread by {by(r)} of query from {len(s)} source{'s' * (len(s) > 1)}: {two(s, odd, at)}"
@@ -456,7 +455,18 @@ def told(came, want, idea):
                     f"Missing, of {len(ours)}: {len(missing)}. Not belonging there, of yours: {len(extra)}.")
         if not idea and row != right_row:
             idea = "The sources are right, and the row of query that reads them is not."
+        for kind in given:                                              # of an order like ours
+            same = len(ours) == len(theirs) and all(map(close, theirs, ours))
+            if same and not idea and not close(given[kind], right_given[kind]):
+                i, b, t = divmod_all((given[kind] - right_given[kind]).abs().argmax().item())
+                idea = f"The sources are right, and the {kind} of one is not."
+                where = f"{want.where}, token b={b}, t={t}"
+                expected, got = (f"{kind} of s_{i} = {x[kind][i, b, t]:.4g}" for x in (right_given, given))
     return Wrong(idea or f"This is not {want.symbol} of the page's equation.", where, expected, got)
+
+def divmod_all(at):
+    """The place in a tensor (n, B, T) of its flat index."""
+    return at // (B * T), at // T % B, at % T
 
 def without(sources, others):
     """Which of the sources are none of the others, each of which counts once."""

@@ -188,7 +188,8 @@ TYPICAL = [
     (2, "block", "        pc = []\n", "        pc = pc if b else []\n", "begins anew with each block"),
     (2, "block", "        pc = []\n        for l in blocks[b]:\n            h = read(query[l], [e] + sums + pc)\n",
      "        if b == 0:\n            pc = []\n        for l in blocks[b]:\n"
-     "            h = read(query[l], [e] + sums + pc)\n            pc = pc if l > blocks[b][0] else []\n", "reset too late"),
+     "            h = read(query[l], [e] + sums + pc)\n            pc = pc if l > blocks[b][0] else []\n",
+     "reset too late"),
     (2, "block", "[pc[0] + u]", "[u]", "last update alone"),
     (2, "block", "read(query[2 * len(sublayers) // 2]", "read(query[len(sublayers) - 1]",
      "head reads by a query of its own"),
@@ -266,11 +267,13 @@ UNLISTED = [
     (2, "block", "sublayers[l](h)", "sublayers[l](h).detach()", "the gradient is not"),
     (2, "block", "for l in blocks[b]:", "for l in reversed(blocks[b]):", "in order"),
     (3, "inputs", "[h, h_v]", "[h, -h_v]", "expected"),
+    (3, "inputs", "h = read(query[l], sources)", "h = sum(sources) / len(sources)", "not h of the page"),
     (3, "divergence", "(p + q) / 2", "(p * q) ** 0.5", "expected"),
     (4, "delta", "gate[l] * read", "gate[l] ** 2 * read", "expected"),
     (4, "delta_block", "if l > 0", "if l > 1", "expected"),
     (5, "ratio", "1e-6", "1e-3", "expected"),
-    (5, "wav", "detail_bias[l][0], ", "detail_bias[l][0] * 2, ", "expected"),
+    (5, "wav", "detail_bias[l][0], ", "detail_bias[l][0] * 2, ", "bias of one is not"),
+    (5, "wav", "scale.extend([1, ", "scale.extend([0.5, ", "scale of s_1 = 1\n"),
 ]
 
 # Faults of a file, of any exercise
