@@ -171,9 +171,9 @@ def main(argv) -> None:
     parser.add_argument("exercise", nargs="?", help="1 to 6")
     parser.add_argument("--all", action="store_true", help="all six, and a score sheet")
     parser.add_argument("--solution", action="store_true", help="model.py's own routers in place of the files")
-    parser.add_argument("--folder", default=None, help="where the files to check lie (default: exercises/)")
+    parser.add_argument("--folder", default=None, help="where the files to check lie; none: exercises/")
     parser.add_argument("--file", default=None, help="another file for this exercise")
-    parser.add_argument("--seed", default=None, help="of the inputs (default: drawn anew)")
+    parser.add_argument("--seed", default=None, help="of the inputs; none: drawn anew")
     parser.add_argument("--seconds", default="10", help="the time limit for each function")
     s = parser.parse_args(argv)
     if s.all == (s.exercise is not None):

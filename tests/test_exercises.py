@@ -1,5 +1,6 @@
 """The course: right answers are right, typical mistakes get their sentence, any fault of a file gets one with its line,
 and the pages quote model.py and give commands that run. Answers here are a student's, unlike the checker's own."""
+import io
 import re
 import shutil
 import subprocess
@@ -379,6 +380,18 @@ def test_wrong_commands():
                  "3 --folder README.md", "3 --solution --file x.py"):
         with pytest.raises(UserError):
             check.main(argv.split())
+
+def test_without_the_module_resource(monkeypatch, tmp_path):
+    """As on Windows: no limit of memory, and the check goes on. Past its length a file's print is not shown."""
+    monkeypatch.setitem(sys.modules, "resource", None)
+    threads, shown = torch.get_num_threads(), io.StringIO()
+    monkeypatch.setattr(sys, "stdout", shown)
+    path = tmp_path / FILES[2]
+    path.write_text(edited(2, "    sizes = [n", "    print('x' * 5000)\n    sizes = [n"), encoding="utf-8")
+    check.child(str(tmp_path / "results"), str(tmp_path / "stuck"), [[2, "split_layers", str(path)]], 1, 60)
+    torch.set_num_threads(threads)
+    assert check.lines(tmp_path / "results") == [{"state": "right"}]
+    assert shown.getvalue().count("x") == check.PRINTED and "more was printed" in shown.getvalue()
 
 # ---------------------------------------------------------------------------------------------------------------------
 # the pages
