@@ -4,7 +4,7 @@ import inspect
 
 import torch
 
-from exercises.checks import NotWritten, Wrong, draws, sentence, unchanged
+from exercises.checks import NotWritten, Wrong, draws, kind_of, sentence, unchanged
 from model import GPT, GPTConfig, ROUTERS, DepthRouter
 from nanodepth.files import UserError, own_router
 
@@ -26,7 +26,7 @@ class Toys:
         for x in (h, h_v):
             if not isinstance(x, torch.Tensor):
                 raise Wrong("A sublayer takes tensors, and `read` returns a list of them: f(*read(l, sources)).",
-                            f"sublayer {l}", came=f"a {type(x).__name__}")
+                            f"sublayer {l}", came=kind_of(x))
         self.order.append(l)
         u = torch.tanh((h + 0.5 * h_v) * self.weights[l] / (h.square().mean(-1, keepdim=True) + 1e-6).sqrt())
         self.seen += [(h, h._version, f"the input of sublayer {l}"), (u, u._version, f"the update of sublayer {l}")]
@@ -53,11 +53,9 @@ def run(router, e, weights):
         raise NotWritten("`forward` returns None; is a `return` missing?")
     if isinstance(h, (list, tuple)):
         raise Wrong("forward returns one tensor, what the head sees; `read` returns a list: return read(self.head, "
-                    "sources)[0].",
-                    where, str(tuple(e.shape)), f"a {type(h).__name__} of {len(h)}")
+                    "sources)[0].", where, kind_of(e), f"a {type(h).__name__} of {len(h)}")
     if not isinstance(h, torch.Tensor) or h.shape != e.shape:
-        raise Wrong("forward returns what the head sees, one tensor as large as e.", where, str(tuple(e.shape)),
-                    str(tuple(h.shape)) if isinstance(h, torch.Tensor) else f"a {type(h).__name__}")
+        raise Wrong("forward returns what the head sees, one tensor as large as e.", where, kind_of(e), kind_of(h))
     if toys.order != list(range(len(weights))):
         raise Wrong("Every sublayer runs once, in order, from 0 to 2L-1.", where, f"{list(range(len(weights)))}",
                     f"{toys.order}")
