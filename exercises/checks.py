@@ -359,7 +359,7 @@ def check(number, name, f, seed):
         idea = isinstance(error, Wrong) and same_end(name, answer, run, cases, error.lines)
         raise Wrong(**error.lines | {"idea": idea}) if idea else error
     k = len(came) - 1
-    came = list(quietly(places(run, f, cases)))                         # with what comes after, to tell mistakes apart
+    came += list(quietly(places(run, f, cases)))[k + 1:]                # what comes after, to tell mistakes apart
     raise told(came[k], want[k], idea_of(name, answer, run, cases, came, want, k))
 
 def places(run, f, cases):

@@ -13,7 +13,7 @@ import torch
 from exercises import answers, check, checks, contract
 from exercises.answers import MISTAKES, mistaken
 from exercises.check import FILES, FUNCTIONS, HERE, check_one
-from model import ROUTERS
+from model import GPTConfig, ROUTERS
 from nanodepth.files import UserError
 from tiny import data_folder
 
@@ -432,6 +432,18 @@ def test_names_in_the_lecture():
     for code in re.findall(r"`([^`]+)`", text):
         if not (ROOT / code).exists() and not code.startswith("--"):
             assert " ".join(code.split()) in model, code
+
+def test_what_the_pages_say_of_defaults():
+    """Numbers in the prose, which no quote holds to model.py; its formulas are held by the solution."""
+    text = {page.stem: " ".join(page.read_text(encoding="utf-8").split()) for page in [*PAGES, READING]}
+    config = GPTConfig(n_layer=12, n_blocks=8)
+    assert [len(block) // 2 for block in config.blocks] == [2, 2, 2, 2, 1, 1, 1, 1]
+    assert all("2, 2, 2, 2, 1, 1, 1, 1 layers" in text[page] for page in ("ex2_block", "reading-model"))
+    assert config.detail_bias == -2 and "-2 at first" in text["ex5_wav"]
+    assert not ROUTERS["block"](config).query.any() and "Training starts at w = 0" in text["ex1_depth_read"]
+    wav, block = ROUTERS["wav"](config), range(6)
+    assert "split + + + - - -" in text["reading-model"] and "phase + - + - + -" in text["reading-model"]
+    assert [wav.signs(l, block) for l in block] == [[1, 1, 1], [1, -1, 1], [1, 1, 1], [1, -1, -1], [1, 1, -1], [1, -1, -1]]
 
 def test_each_page_begins_with_not_written_yet():
     assert len(PAGES) == 6
