@@ -28,7 +28,8 @@ for name in ("sched_getaffinity", "fork", "geteuid"):
 
 def test_every_script_starts_without_the_modules_of_posix():
     names = [path.relative_to(ROOT).as_posix().removesuffix(".py").replace("/", ".")
-             for folder in (".", "nanodepth", "lab") for path in sorted((ROOT / folder).glob("*.py"))]
+             for folder in (".", "nanodepth", "lab", "exercises")
+             for path in sorted((ROOT / folder).glob("*.py"))]
     assert {"model", "train", "prepare_data", "sample", "lab.sweep"} <= set(names)
     code = WINDOWS + f"sys.path.insert(0, {str(ROOT)!r})\nimport {', '.join(names)}\nassert not sys.modules['fcntl']"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
