@@ -33,7 +33,7 @@ KINDS = {f.name: f.type for f in (*fields(GPTConfig), *fields(train.TrainConfig)
 def needed() -> None:
     """UserError when the tables could not be made: said before anything is trained."""
     if pd is None:
-        raise UserError("lab.sweep makes its tables with pandas and scipy: pip install -r requirements-extra.txt")
+        raise UserError("The tables need pandas and scipy: pip install -r requirements-extra.txt")
 
 # ---------------------------------------------------------------------------------------------------------------------
 # a run
@@ -393,13 +393,22 @@ def report(out_dir: Path, baseline: str, at_tokens: str | None, only: set[str] |
 MARKS = "os^Dv<>PX*hp"                   # with the lines below they tell cells apart without colour
 LINES = ["-", "--", "-.", ":"]
 
+def pyplot():
+    import matplotlib
+    matplotlib.use("Agg")                                               # no window
+    import matplotlib.pyplot as plt
+    return plt
+
+def save(plt, path, figure) -> None:
+    with atomic_write(path, "wb") as f:
+        figure.savefig(f, dpi=110, format="png")
+    plt.close(figure)
+
 def pictures(out_dir: Path, runs: list[Run], cells: list[dict], at_end: list[dict], baseline: str) -> str:
     """depth.png and curves.png; returns the line that says so, or what is missing."""
     written = ["results.csv", "evaluations.csv", "pairs.csv", "results.md"]
     try:
-        import matplotlib
-        matplotlib.use("Agg")                                           # no window
-        import matplotlib.pyplot as plt
+        plt = pyplot()
     except ImportError:
         return f"{out_dir}: {', '.join(written)}. For pictures: pip install matplotlib, then --report {out_dir}"
     labels = sorted({r.label for r in runs}, key=order)
@@ -410,9 +419,7 @@ def pictures(out_dir: Path, runs: list[Run], cells: list[dict], at_end: list[dic
     if len(cells):
         figures["depth.png"] = draw_depth(plt, runs, cells, at_end, baseline, styles)
     for name, figure in sorted(figures.items()):
-        with atomic_write(out_dir / name, "wb") as f:
-            figure.savefig(f, dpi=110, format="png")
-        plt.close(figure)
+        save(plt, out_dir / name, figure)
     return f"{out_dir}: {', '.join(written + sorted(figures))}"
 
 def what(runs: list[Run]) -> str:
