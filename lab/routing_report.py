@@ -59,8 +59,9 @@ def summary(frame: "pd.DataFrame") -> str:
     """The tables of one run: its reads, in at most ROWS bands of neighbours, and their means."""
     band = np.arange(len(frame)) * min(ROWS, len(frame)) // len(frame)
     rows = frame.reindex(columns=[*COLUMNS]).astype(float)
-    rows.loc[~frame["choice"], ["sharpness", "v_sharpness", "share_e", "share_details"]] = math.nan
-    rows = rows.groupby(band).mean().dropna(axis=1, how="all").map(number)
+    rows.loc[~frame["choice"], ["sharpness", "v_sharpness", "share_e", "share_details", "js_nats"]] = math.nan
+    rows = rows.drop(columns="share_details" if not rows["share_details"].any() else []).groupby(band).mean()
+    rows = rows.dropna(axis=1, how="all").map(number).assign(n=rows["n"].map("{:g}".format))
     ends = [" .. ".join(dict.fromkeys([names.iloc[0], names.iloc[-1]])) for _, names in frame["name"].groupby(band)]
     text = table(["reads", *map(COLUMNS.get, rows)], [[end, *row] for end, row in zip(ends, rows.values.tolist())])
     if not frame["n"].any():
