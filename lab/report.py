@@ -165,7 +165,7 @@ def unlike(a: Run, b: Run, one_cell: bool = False) -> str | None:
     return None if v == w else f"{v} tokens a step, not {w}"
 
 def mark_odd(runs: list[Run]) -> None:
-    """Of the runs of a cell (label and depth) those are `odd` that are unlike the one that is like most of the others."""
+    """Of the runs of a cell (label and depth) those are `odd` that are unlike the one that is like most others."""
     for cell in {(r.label, r.depth): None for r in runs}:
         own = [r for r in runs if (r.label, r.depth) == cell]
         typical = max(own, key=lambda r: sum(not unlike(r, other, one_cell=True) for other in own))
@@ -298,7 +298,8 @@ def means(runs: list[Run], baseline: str, tokens: int | None = None) -> "pd.Data
              for x in (r.evals[-1:] if tokens is None else r.evals) if tokens in (None, x["tokens"])]
     lines = pd.DataFrame(lines, columns=["depth", "label", "seed", "params", "val_loss"])
     found = lines.astype({"val_loss": float}).groupby(["depth", "label"], sort=False).agg(
-        seeds=("seed", tuple), params=("params", "mean"), mean=("val_loss", "mean"), bar=("val_loss", "std")).reset_index()
+        seeds=("seed", tuple), params=("params", "mean"), mean=("val_loss", "mean"), bar=("val_loss", "std"))
+    found = found.reset_index()
     by_cell = found.set_index(["depth", "label"]).seeds
     like = {d: by_cell.get((d, baseline)) or max(by_cell[d], key=len) for d in {*found.depth}}
     found["like"] = [like[d] for d in found.depth]
@@ -309,8 +310,8 @@ def mean_table(cells: "pd.DataFrame", runs: list[Run]) -> str:
     for c in cells.itertuples():
         notes = [f"{r.folder.name}: {r.odd}" for r in runs if r.odd and (r.label, r.depth) == (c.label, c.depth)]
         notes += [] if c.alike else [f"other seeds than {' '.join(map(str, c.like))}: see the pairs"]
-        rows.append([c.label, c.depth, " ".join(map(str, c.seeds)), f"{c.params:,.0f}", plain(c.mean) + " ± " + plain(c.bar),
-                     "; ".join(notes)])
+        rows.append([c.label, c.depth, " ".join(map(str, c.seeds)), f"{c.params:,.0f}",
+                     f"{plain(c.mean)} ± {plain(c.bar)}", "; ".join(notes)])
     head = ["router", "layers", "seeds", "parameters", "val loss", "left out"]
     return table(head, rows)
 

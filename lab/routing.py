@@ -402,7 +402,7 @@ def look_at_all(paths: list[str], s: RoutingConfig, device: str) -> list[dict]:
     return results
 
 def name_cells(results: list[dict]) -> None:
-    """Set the cell of each: its folder's name without -sSEED. UserError when runs of one cell differ in more than seed."""
+    """Set the cell of each: its folder's name without -sSEED. UserError when more than the seed differs in one."""
     cells = defaultdict(list)
     for r in results:
         r["cell"] = Path(r["run"]).resolve().name.removesuffix(f"-s{r['seed']}")
@@ -411,7 +411,8 @@ def name_cells(results: list[dict]) -> None:
         (first, _, alike), seeds = runs[0], {seed for _, seed, _ in runs}
         for run, _, other in runs:
             if wrong := [name for name in {**alike, **other} if alike.get(name) != other.get(name)]:
-                raise UserError(f"{first} and {run} have one name, {cell}, and differ in {wrong[0]}; compare them apart.")
+                raise UserError(f"{first} and {run} have one name, {cell}, and differ in {wrong[0]}; compare them "
+                                f"apart.")
         if len(seeds) < len(runs):
             raise UserError(f"{', '.join(run for run, *_ in runs)} are one cell, with a seed twice; name each once.")
 

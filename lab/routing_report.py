@@ -65,7 +65,7 @@ def summary(frame: "pd.DataFrame") -> str:
     ends = [" .. ".join(dict.fromkeys([names.iloc[0], names.iloc[-1]])) for _, names in frame["name"].groupby(band)]
     text = table(["reads", *map(COLUMNS.get, rows)], [[end, *row] for end, row in zip(ends, rows.values.tolist())])
     if not frame["n"].any():
-        text += f"{frame['router'].iloc[0]} has no depth read, or none by self.reader(): no choice along depth is seen.\n"
+        text += f"{frame['router'].iloc[0]} has no depth read, or none by self.reader(): no choice is seen.\n"
     elif not frame["choice"].any():
         text += "Every read has a single source: there is nothing to choose from.\n"
     return f"{text}\n{comparison(frame)}"
@@ -77,7 +77,8 @@ def of_runs(frame: "pd.DataFrame") -> "pd.DataFrame":
     columns = {f"sharpness, depth {k}/8 to {k + 1}/8": chosen[eighth == k].groupby(by)["sharpness"].mean()
                for k in range(8) if "sharpness" in frame}
     means = {"mean sharpness": "sharpness", "mean of equal weights": "equal", "mean H / log n": "relative_entropy",
-             "mean weight of e": "share_e", "divergence of Q/K and V, nats": "js_nats", "cosine of the newest two": "cosine"}
+             "mean weight of e": "share_e", "divergence of Q/K and V, nats": "js_nats",
+             "cosine of the newest two": "cosine"}
     columns |= {title: chosen.groupby(by)[name].mean() for title, name in means.items() if name in frame}
     columns |= {name.replace("_", " "): frame.groupby(by)[name].mean()
                 for name in ("adjacent_cosine", "effective_rank", "loss") if name in frame}
@@ -208,8 +209,8 @@ def panels(plt, frame: "pd.DataFrame", columns: dict[str, tuple[str, dict]], not
     if any(f"v_{name}" in frame for name in columns):
         note += "; dots: values of attention"
     figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=6, fontsize=8, title_fontsize=8,
-                  title=f"Means over {tokens} validation tokens of {data} at iteration {iterations}, then over seeds, in "
-                        f"a band of 95 %. Lines with markers: attention; dashes: MLPs{note}.")
+                  title=f"Means over {tokens} validation tokens of {data} at iteration {iterations}, then over seeds, "
+                        f"in a band of 95 %. Lines with markers: attention; dashes: MLPs{note}.")
     return figure, axes
 
 def choices(plt, frame: "pd.DataFrame", figure=None):

@@ -8,9 +8,10 @@
     python -m lab.sweep --report out/sweep                      # tables and pictures again, from what is there
 
 A cell is a router, or a router with settings of its own after colons: `rd:rd_control=tied`, `wav:details=split`,
-`delta:null_source=true:router_lr=0.1`. A value may be reckoned from the depth: n_layer or n_layer/2. --vary gives every cell each of the values. A cell is compared with the baseline that has the same
-settings of its own, where there is one. `block:plain_read=true` shows what rounding alone does. A router from a file,
-`mine.py:Mine`, is called by its class. {seed} and {n_layer} in --init_from are those of the cell.
+`delta:null_source=true:router_lr=0.1`. A value may be reckoned from the depth: n_layer or n_layer/2. --vary gives
+every cell each of the values. A cell is compared with the baseline that has the same settings of its own, where there
+is one. `block:plain_read=true` shows what rounding alone does. A router from a file, `mine.py:Mine`, is called by its
+class. {seed} and {n_layer} in --init_from are those of the cell.
 
 Each cell, depth and seed is one run of train.py in OUT_DIR/CELL-LxD-sSEED (a colon is a + there), in a process of its
 own, so that its peak memory is its own. A finished run is skipped and an interrupted one goes on, so the same command
@@ -170,7 +171,7 @@ def todo(cells: list[Cell]) -> list[Cell]:
     for cell in cells:
         s = cell.settings
         source, own = (s["dataset"], s["tokenizer"]), (s["router"], s["router_sha256"])
-        if source not in data:                          # a sentence where there is none; or the built-in corpus, made once
+        if source not in data:                                          # the built-in corpus is made here, once
             data[source] = data_facts(train.open_data(*source))["digest"]
         if own not in code:
             code[own] = code_digests(own[0], ROUTERS, train.CODE, own[1])[0]
@@ -250,7 +251,7 @@ def alone(folder: Path) -> lock:
         try:
             return lock(folder, BUSY, ".lock-tables")
         except UserError:
-            time.sleep(0.2)
+            time.sleep(0.1)
 
 def end(running: list[Job]) -> None:
     """Let runs end their step and save; a second Ctrl-C ends them at once."""
@@ -284,7 +285,8 @@ def run_cells(cells: list[Cell], waiting: list[Cell], jobs: int) -> dict[str, st
             now.append(f"{job.cell.folder.name} loss {loss:.3f} at {line.get('iter', 0)}")
         bar.set_postfix_str(", ".join(now) or "waiting for another sweep")
 
-    with Stop() as stop, tqdm(total=len(cells), initial=finished, disable=None, dynamic_ncols=True, bar_format=BAR) as bar:
+    with Stop() as stop, tqdm(total=len(cells), initial=finished, disable=None, dynamic_ncols=True,
+                              bar_format=BAR) as bar:
         try:
             while waiting or running:
                 if stop.asked:
@@ -300,7 +302,7 @@ def run_cells(cells: list[Cell], waiting: list[Cell], jobs: int) -> dict[str, st
                         continue
                     slot = min({*range(jobs)} - {job.slot for job in running})
                     running.append(Job(cell, held, slot, jobs))
-                time.sleep(0.2)
+                time.sleep(0.1)
                 for job in [job for job in running if job.process.poll() is not None]:
                     cell, why = job.cell, job.failure()
                     name = cell.folder.name

@@ -212,7 +212,7 @@ def test_a_failed_cell_is_not_fatal_and_a_done_one_is_skipped(data, tmp_path, ca
 @pytest.mark.slow                       # processes
 def test_an_interrupted_sweep_goes_on(data, tmp_path, capsys):
     flags = ["--routers", "block", "--depths", "1", "--seeds", "0", "--dataset", data, "--out_dir", str(tmp_path / "s"),
-             "--max_iters", "300", "--eval_interval", "250", "--log_interval", "10", *SMALL]
+             "--max_iters", "2000", "--eval_interval", "1500", "--log_interval", "10", *SMALL]
     run = tmp_path / "s" / "block-1x16-s0"
 
     def interrupt():
@@ -226,10 +226,10 @@ def test_an_interrupted_sweep_goes_on(data, tmp_path, capsys):
         sweep.main(flags)
     thread.join()
     reached = log(run)[-1]["iter"]
-    assert 10 <= reached < 300 and (run / "ckpt.pt").exists()
+    assert 10 <= reached < 2000 and (run / "ckpt.pt").exists()
     sweep.main(flags)
     assert "[1/1] block-1x16-s0: val loss" in capsys.readouterr().out
-    assert [x["iter"] for x in log(run) if "val_loss" in x] == [0, 250, 300]
+    assert [x["iter"] for x in log(run) if "val_loss" in x] == [0, 1500, 2000]
     assert not list(run.glob("old*"))                                   # it was resumed, not begun again
     assert json.loads((run / "config.json").read_text())["fingerprint"]["changed"] == []    # so it is a pair still
 
