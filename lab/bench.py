@@ -2,9 +2,6 @@
 Speed and memory of each router, as ratios to a plain residual.
 
     python -m lab.bench --routers block,rd,wav --n_layer 48 --n_embd 256 --seq_len 256 --batch_size 8
-    python -m lab.bench --routers block,attnres --vary n_layer=12,24,36,48             # how the cost grows
-    python -m lab.bench --routers block,wav --decode 512 --seq_len 1024                # tokens one by one, with a cache
-    python -m lab.bench --read 9 --n_embd 256 --seq_len 256 --batch_size 8             # the depth read alone, of 9 sources
 
 Each router runs in a process of its own, beside one with the baseline; the two take turns, a few steps each, so that what
 else the machine does meets both. A step is a whole training step: forward, backward, AdamW. Absolute figures belong to the
@@ -19,7 +16,7 @@ import signal
 import statistics
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -27,19 +24,16 @@ from tqdm import tqdm
 
 from nanodepth.files import UserError, atomic_write, own_router, run
 from nanodepth.machine import autocast, keep_freed_memory, peak_mem_mb, pick_device, pick_dtype, settle_kernels
-from nanodepth.settings import Parser, convert
-from model import GPT, ROUTERS, DepthRouter, GPTConfig
+from nanodepth.settings import Parser
+from model import GPT, ROUTERS, GPTConfig
 
 @dataclass
 class BenchConfig:
     routers: str = "block,rd,delta_block,wav,attnres,delta"  # routers to measure, with commas
     baseline: str = "residual"          # the router that the ratios are to
-    vary: str | None = None             # repeat it all for several values of a model flag, as in n_layer=12,24,48
     rounds: int = 5                     # turns that each of the two takes
     steps: int = 1                      # training steps in a turn
     batch_size: int = 8                 # sequences in a step
-    decode: int = 0                     # measure generation of so many tokens instead of training
-    read: int = 0                       # measure the depth read of so many sources alone, against copying its bytes
     device: str = "auto"                # auto, cpu, cuda or mps
     dtype: str = "auto"                 # auto, float32 or bfloat16
     compile: bool = False               # torch.compile the model
@@ -58,7 +52,7 @@ def worker(pipe, bench: BenchConfig, config: GPTConfig):
         torch.set_float32_matmul_precision("high")
         model = GPT(config).to(bench.device)
         data = torch.Generator().manual_seed(0)
-        turn = decoding(model, bench, data) if bench.decode else training(model, bench, data)
+        turn = training(model, bench, data)
         turn()                                                  # warm-up: compilation, allocations, optimizer state
         pipe.send("ready")
         while (request := pipe.recv()) != "end":
@@ -89,66 +83,6 @@ def training(model, bench, data):
             optimizer.zero_grad(set_to_none=True)
         loss.item()                                             # waits for a card
     return turn
-
-def decoding(model, bench, data):
-    """A function that continues a prompt of one token by `decode` tokens, one sequence, with a cache."""
-    prompt = torch.randint(model.config.vocab_size, (1, 1), generator=data).to(bench.device)
-
-    def turn():
-        model.eval()
-        with autocast(bench.device, bench.dtype):
-            model.generate(prompt, bench.decode)[0, -1].item()
-    return turn
-
-def depth_read(bench: BenchConfig, config: GPTConfig):
-    """Print what a read of n sources takes: one by itself, and one of a run that shares a pass; beside copying its bytes.
-
-    A read must read n tensors and write 1; its backward pass must read n + 1 and write n.
-    """
-    n, shape = bench.read, (bench.batch_size, config.seq_len, config.n_embd)
-    keep_freed_memory()
-    torch.manual_seed(0)
-    router = DepthRouter(replace(config, router="block", n_layer=6, n_blocks=1)).to(bench.device)
-    sources = [torch.randn(shape, device=bench.device, requires_grad=True) for _ in range(n)]
-    spare = [torch.empty_like(s) for s in sources]
-    run, = router.runs()                                        # 12 reads share a pass
-
-    def timed(f):
-        start = time.perf_counter()
-        f()
-        if bench.device.startswith("cuda"):
-            torch.cuda.synchronize()
-        return time.perf_counter() - start
-
-    def reads(reads_of):                                        # seconds forward, and forward and backward
-        with torch.no_grad():
-            forward = timed(reads_of)
-        mixes = []
-        both = timed(lambda: mixes.extend(reads_of())) + timed(lambda: torch.autograd.backward(mixes, [g] * len(mixes)))
-        for x in (*sources, router.query):
-            x.grad = None
-        return forward, both
-
-    g = torch.randn(shape, device=bench.device)
-    one = lambda: router.reader()(router.head, sources)
-
-    def many():
-        read = router.reader()
-        return [read(l, sources)[0] for l in run]
-
-    rows = []
-    for _ in tqdm(range(bench.rounds + 3), disable=None, unit="round", leave=False):
-        with torch.no_grad():
-            copy = timed(lambda: [a.copy_(b) for a, b in zip(spare, sources)]) / n
-        rows.append([copy * (n + 1), copy * (3 * n + 2), *reads(one), *(s / len(run) for s in reads(many))])
-    columns = list(zip(*rows[3:]))                              # the first three are warm-up
-    ratio = lambda i, j: spread([a / b for a, b in zip(columns[i], columns[j])], ".2f")
-    ms = lambda i: f"{statistics.median(columns[i]) * 1e3:.3f}"
-    print(f"\n| {n} sources of {' x '.join(map(str, shape))} | forward, ms | to copying | forward and backward, ms | "
-          f"to copying |\n|---|---|---|---|---|")
-    print(f"| copying the bytes | {ms(0)} | | {ms(1)} | |")
-    print(f"| one read | {ms(2)} | {ratio(2, 0)} | {ms(3)} | {ratio(3, 1)} |")
-    print(f"| each of {len(run)} reads that share a pass | {ms(4)} | {ratio(4, 0)} | {ms(5)} | {ratio(5, 1)} |")
 
 def pair(bench: BenchConfig, configs, bar):
     """Measure two models in turns: for each, the seconds of its turns, its peak memory and its parameters."""
@@ -199,27 +133,17 @@ def main(argv):
     parser.add_fields(BenchConfig)
     parser.add_fields(GPTConfig, skip=("router",))
     args = vars(parser.parse_args(argv))
-    bench = BenchConfig(**{k: v for k, v in args.items() if k in BenchConfig.__dataclass_fields__})
-    given = {k: v for k, v in args.items() if k in GPTConfig.__dataclass_fields__}
+    bench = BenchConfig(**{k: args.pop(k) for k in BenchConfig.__dataclass_fields__ if k in args})
     routers = [name for name in bench.routers.split(",") if name]
     for name in (*routers, bench.baseline):
         own_router(name, ROUTERS)
-    rows = []                                                   # (what it is called, its config, the baseline's config)
     try:
-        for changes in variants(parser, bench.vary):
-            base = GPTConfig(**{**given, **changes, "router": bench.baseline})
-            rows += [(" ".join([name, *(f"{k}={v}" for k, v in changes.items())]),
-                      GPTConfig(**{**given, **changes, "router": name}), base) for name in routers]
+        base, *configs = [GPTConfig(**args | {"router": name}) for name in (bench.baseline, *routers)]
     except ValueError as e:
         raise UserError(str(e)) from None
     for name in ("rounds", "steps", "batch_size"):
         if getattr(bench, name) < 1:
             raise UserError(f"--{name} is {getattr(bench, name)}; it must be at least 1.")
-    if bench.read < 0:
-        raise UserError(f"--read is {bench.read}; it must be a number of sources, or 0.")
-    for _, config, _ in rows:
-        if not 0 <= bench.decode < config.seq_len:
-            raise UserError(f"--decode is {bench.decode}; it must be below --seq_len ({config.seq_len}), or 0 to train.")
     if bench.json and not Path(bench.json).resolve().parent.is_dir():
         raise UserError(f"--json {bench.json}: there is no such folder.")
     bench.device = pick_device(bench.device)
@@ -228,18 +152,14 @@ def main(argv):
     machine = f"{cpu_name()}, {bench.threads or torch.get_num_threads()} threads"
     if bench.device.startswith("cuda"):
         machine = torch.cuda.get_device_name(bench.device)
-    print(f"{machine}; torch {torch.__version__}; {bench.dtype}{', compiled' if bench.compile else ''}")
-    config = rows[0][1]
-    if bench.read:
-        return depth_read(bench, config)
-    print(f"{config.n_layer} layers, width {config.n_embd}, {config.n_head} heads, {config.n_blocks} blocks"
-          + (f", except as varied: {bench.vary}; " if bench.vary else "; ")
-          + (f"{bench.decode} tokens one by one" if bench.decode else f"{bench.batch_size} x {config.seq_len} tokens a step"))
-    print(f"\n| router | tokens/s | ratio to {bench.baseline} | peak MiB | ratio | "
-          f"{'ms a token' if bench.decode else 'routing, % of the step'} |\n|---|---|---|---|---|---|")
-    results = {}
-    with tqdm(total=bench.rounds * len(rows), disable=None, unit="round", leave=False) as bar:
-        for name, config, base in rows:
+    print(f"{machine}; torch {torch.__version__}; {bench.dtype}{', compiled' if bench.compile else ''}\n"
+          f"{base.n_layer} layers, width {base.n_embd}, {base.n_head} heads, {base.n_blocks} blocks; "
+          f"{bench.batch_size} x {base.seq_len} tokens a step\n\n"
+          f"| router | tokens/s | ratio to {bench.baseline} | peak MiB | ratio | routing, % of the step |\n"
+          f"|---|---|---|---|---|---|")
+    results, tokens = {}, bench.batch_size * base.seq_len * bench.steps
+    with tqdm(total=bench.rounds * len(routers), disable=None, unit="round", leave=False) as bar:
+        for name, config in zip(routers, configs):
             bar.set_description(name)
             answer = pair(bench, (base, config), bar)
             if isinstance(answer, str):
@@ -247,28 +167,18 @@ def main(argv):
                 results[name] = {"error": answer}
                 continue
             (base_s, base_mem, base_params), (s, mem, params) = answer
-            tokens = bench.decode or bench.batch_size * config.seq_len * bench.steps
             ratios = [b / a for a, b in zip(s, base_s)]
-            last = statistics.median(s) / tokens * 1e3 if bench.decode else 100 * (1 - statistics.median(ratios))
+            ratio = statistics.median(ratios)
             tqdm.write(f"| {name} | {spread([tokens / x for x in s], '.0f')} | {spread(ratios, '.3f')} | {mem:.0f} | "
-                       f"{mem / base_mem:.3f} | {last:.1f} |")
-            results[name] = {"tokens_a_turn": tokens, "seconds": s, "baseline_seconds": base_s,
-                             "ratio": statistics.median(ratios), "peak_mem_mb": mem, "baseline_peak_mem_mb": base_mem,
-                             "memory_ratio": mem / base_mem, "params": params, "baseline_params": base_params}
+                       f"{mem / base_mem:.3f} | {100 * (1 - ratio):.1f} |")
+            results[name] = {"tokens_a_turn": tokens, "seconds": s, "baseline_seconds": base_s, "ratio": ratio,
+                             "peak_mem_mb": mem, "baseline_peak_mem_mb": base_mem, "memory_ratio": mem / base_mem,
+                             "params": params, "baseline_params": base_params}
     if bench.json:
         with atomic_write(bench.json) as f:
-            json.dump({"machine": machine, "torch": torch.__version__, "bench": vars(bench), "model": vars(config),
+            json.dump({"machine": machine, "torch": torch.__version__, "bench": vars(bench), "model": vars(base),
                        "results": results}, f, indent=1)
             f.write("\n")
-
-def variants(parser, vary: str | None) -> list[dict]:
-    """'n_layer=12,24' -> [{'n_layer': 12}, {'n_layer': 24}]; none: one variant without changes."""
-    if vary is None:
-        return [{}]
-    name, _, values = vary.partition("=")
-    if name not in GPTConfig.__dataclass_fields__ or name == "router" or not values:
-        raise UserError(f"--vary is {vary!r}; it must be a flag of the model and its values, as in n_layer=12,24,48.")
-    return [{name: convert(parser.kinds[name], value, f"--vary {name}")} for value in values.split(",")]
 
 def cpu_name():
     """The processor's name, as the system tells it."""

@@ -7,7 +7,6 @@ labels name (`unlike`); whatever is left out of a table is named in its last col
 import json
 import math
 import re
-from collections import Counter
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -27,13 +26,13 @@ from model import ROUTERS, GPTConfig
 
 NEAR = 0.05                              # a milestone is the evaluation nearest to it, at most this share of it away
 FINGERPRINT = {"data": "data", "start": "starting weights", "torch": "torch", "dtype": "dtype", "device": "device",
-               "changed": "settings changed on the way", "model": "model.py", "router": "the router's code"}
+               "changed": "settings changed on the way", "model": "model.py", "router": "code of the router"}
 KINDS = {f.name: f.type for f in (*fields(GPTConfig), *fields(train.TrainConfig))}
 
 def needed() -> None:
     """UserError when the tables could not be made: said before anything is trained."""
     if pd is None:
-        raise UserError("lab.sweep makes its tables with pandas and scipy: pip install -r requirements-extra.txt")
+        raise UserError("The tables need pandas and scipy: pip install -r requirements-extra.txt")
 
 # ---------------------------------------------------------------------------------------------------------------------
 # a run
@@ -166,17 +165,12 @@ def unlike(a: Run, b: Run, one_cell: bool = False) -> str | None:
     return None if v == w else f"{v} tokens a step, not {w}"
 
 def mark_odd(runs: list[Run]) -> None:
-    """Of the runs of a cell (label and depth) those are `odd` that are unlike most of them; where it is even, unlike
-    more of the folder's."""
+    """Of the runs of a cell (label and depth) those are `odd` that are unlike the one that is like most others."""
     for cell in {(r.label, r.depth): None for r in runs}:
-        kinds = []
-        for run in (r for r in runs if (r.label, r.depth) == cell):
-            kind = next((k for k in kinds if not unlike(run, k[0], one_cell=True)), None)
-            kind.append(run) if kind else kinds.append([run])
-        if len(kinds) > 1:
-            most = max(kinds, key=lambda kind: (len(kind), sum(not unlike(kind[0], r) for r in runs)))
-            for run in (r for kind in kinds if kind is not most for r in kind):
-                run.odd = unlike(run, most[0], one_cell=True)
+        own = [r for r in runs if (r.label, r.depth) == cell]
+        typical = max(own, key=lambda r: sum(not unlike(r, other, one_cell=True) for other in own))
+        for r in own:
+            r.odd = unlike(r, typical, one_cell=True) if r is not typical else None
 
 def against(label: str, there: set[str], baseline: str) -> str | None:
     """Which label a label is compared with: of the baseline's router, and of what it names itself as much as there is,
@@ -205,10 +199,10 @@ def pairs(runs: list[Run], baseline: str, tokens: int | None = None, near: float
         labels.setdefault(r.depth, set()).add(r.label)
         there[r.label, r.depth, r.seed] = r
 
-    def why_not(run, base, line, theirs):
-        for r in (run, base):
-            if r and tokens is None and not r.done:
-                return f"{r.folder.name} is not finished"
+    def why_not(run, base, line, theirs, other):
+        unfinished = [r for r in (run, base) if r and tokens is None and not r.done]
+        if unfinished:
+            return f"{unfinished[0].folder.name} is not finished"
         if run.odd or not theirs:
             return run.odd or f"no {other}"
         if base.odd:
@@ -221,7 +215,7 @@ def pairs(runs: list[Run], baseline: str, tokens: int | None = None, near: float
         if other and line:
             base = there.get((other, run.depth, run.seed))
             theirs = base and at(base, tokens, near)
-            why = why_not(run, base, line, theirs)
+            why = why_not(run, base, line, theirs, other)
             loss, its = line["val_loss"], math.nan if why else theirs["val_loss"]
             rows.append([run.depth, run.label, other, run.seed, run, line["tokens"], loss, its, loss - its, why])
     return pd.DataFrame(rows, columns=PAIR)
@@ -272,9 +266,9 @@ def trends(rows: "pd.DataFrame") -> list[dict]:
 # ---------------------------------------------------------------------------------------------------------------------
 # tables
 
-def signed(x: float, digits: int = 4) -> str:
+def signed(x: float) -> str:
     """+0.0123, and never -0.0000."""
-    return f"{round(x, digits) + 0.0:+.{digits}f}"
+    return f"{round(x, 4) + 0.0:+.4f}"
 
 def table(head: list[str], rows: list[list]) -> str:
     return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in [head, ["---"] * len(head), *rows]) + "\n"
@@ -282,16 +276,13 @@ def table(head: list[str], rows: list[list]) -> str:
 def plain(x: float, form: str = ".4f") -> str:
     return "-" if x is None or math.isnan(x) else f"{x:{form}}"
 
-def spread(mean: float, sd: float) -> str:
-    return f"{plain(mean)} ± {plain(sd)}"
-
 PAIRED = ["n", "difference", "95 % interval", "sd", "wins", "r", "detectable", "left out"]
 
 def paired_cells(p: dict) -> list:
     if not p["n"]:
         return [0, *"------", p["left_out"]]
     interval = f"{signed(p['low'])} .. {signed(p['high'])}" if p["n"] > 1 else "-"
-    return [p["n"], signed(p["mean"], 4), interval, plain(p["sd"]), f"{p['wins']} of {p['n']}",
+    return [p["n"], signed(p["mean"]), interval, plain(p["sd"]), f"{p['wins']} of {p['n']}",
             plain(p.get("r", math.nan), ".2f"), plain(p["detectable"]), p["left_out"]]
 
 def paired_table(found: list[dict], tokens: bool = False) -> str:
@@ -305,11 +296,10 @@ def means(runs: list[Run], baseline: str, tokens: int | None = None) -> "pd.Data
     them too, so that its mean may be drawn beside the others."""
     lines = [r.row | x for r in runs if not r.odd and (r.done or tokens is not None)
              for x in (r.evals[-1:] if tokens is None else r.evals) if tokens in (None, x["tokens"])]
-    numbers = ["params", "val_loss", "val_bpb", "tok_per_s", "peak_mem_mb"]
-    lines = pd.DataFrame(lines, columns=["depth", "label", "seed", *numbers]).astype(dict.fromkeys(numbers, float))
-    found = lines.groupby(["depth", "label"], sort=False).agg(
-        seeds=("seed", tuple), mean=("val_loss", "mean"), bar=("val_loss", "std"), bits=("val_bpb", "mean"),
-        bits_bar=("val_bpb", "std"), **{name: (name, "mean") for name in numbers}).reset_index()
+    lines = pd.DataFrame(lines, columns=["depth", "label", "seed", "params", "val_loss"])
+    found = lines.astype({"val_loss": float}).groupby(["depth", "label"], sort=False).agg(
+        seeds=("seed", tuple), params=("params", "mean"), mean=("val_loss", "mean"), bar=("val_loss", "std"))
+    found = found.reset_index()
     by_cell = found.set_index(["depth", "label"]).seeds
     like = {d: by_cell.get((d, baseline)) or max(by_cell[d], key=len) for d in {*found.depth}}
     found["like"] = [like[d] for d in found.depth]
@@ -320,10 +310,9 @@ def mean_table(cells: "pd.DataFrame", runs: list[Run]) -> str:
     for c in cells.itertuples():
         notes = [f"{r.folder.name}: {r.odd}" for r in runs if r.odd and (r.label, r.depth) == (c.label, c.depth)]
         notes += [] if c.alike else [f"other seeds than {' '.join(map(str, c.like))}: see the pairs"]
-        rows.append([c.label, c.depth, " ".join(map(str, c.seeds)), plain(c.params, ",.0f"), spread(c.mean, c.bar),
-                     spread(c.bits, c.bits_bar), plain(c.tok_per_s, ",.0f"), plain(c.peak_mem_mb, ",.0f"),
-                     "; ".join(notes)])
-    head = ["router", "layers", "seeds", "parameters", "val loss", "bits a byte", "tok/s", "peak MiB", "left out"]
+        rows.append([c.label, c.depth, " ".join(map(str, c.seeds)), f"{c.params:,.0f}",
+                     f"{plain(c.mean)} ± {plain(c.bar)}", "; ".join(notes)])
+    head = ["router", "layers", "seeds", "parameters", "val loss", "left out"]
     return table(head, rows)
 
 def milestones(text: str | None) -> list[int] | str:
@@ -345,9 +334,7 @@ def report(out_dir: Path, baseline: str, at_tokens: str | None, only: set[str] |
     at_end, trend, cells = compared(last), trends(last), means(runs, baseline)
     on_the_way = [p for tokens in points for p in compared(pairs(runs, baseline, tokens))]
     on_the_way.sort(key=lambda p: (p["depth"], order(p["label"]), p["tokens"]))
-    before = []
-    if started(runs):
-        before = compared(pairs(runs, baseline, 0))
+    before = compared(pairs(runs, baseline, 0)) if started(runs) else []
     finished = pd.DataFrame([r.row for r in runs if r.done])
     evaluated = pd.DataFrame([r.facts() | {k: x.get(k) for k in EVALUATED} for r in runs for x in r.evals])
     for name, frame in {"results.csv": finished, "evaluations.csv": evaluated,
@@ -376,10 +363,6 @@ def report(out_dir: Path, baseline: str, at_tokens: str | None, only: set[str] |
     if n := sum(p["n"] > 1 for p in [*before, *at_end, *trend, *on_the_way]):
         notes.append(f"Intervals of 95 % shown: {n}. If no router made a difference, {0.05 * n:.1f} of them would "
                      f"be without 0 by chance.")
-    notes += dict.fromkeys(
-        f"{p['label']} is {p['against']} computed in another way: its row is what rounding alone does." for p in at_end
-        if p["n"] and p["label"].split(":")[0] == p["against"].split(":")[0]
-        and named(p["label"], p["against"]) <= {*NO_MATTER})
     notes += [f"{r.folder.name} is not finished: iteration {r.evals[-1]['iter'] if r.evals else 0} of "
               f"{r.config['settings']['max_iters']}." for r in runs if not r.done]
     text = "\n".join(parts + (["\n".join(f"- {note}" for note in notes) + "\n"] if notes else []))
@@ -393,13 +376,22 @@ def report(out_dir: Path, baseline: str, at_tokens: str | None, only: set[str] |
 MARKS = "os^Dv<>PX*hp"                   # with the lines below they tell cells apart without colour
 LINES = ["-", "--", "-.", ":"]
 
+def pyplot():
+    import matplotlib
+    matplotlib.use("Agg")                                               # no window
+    import matplotlib.pyplot as plt
+    return plt
+
+def save(plt, path, figure) -> None:
+    with atomic_write(path, "wb") as f:
+        figure.savefig(f, dpi=110, format="png")
+    plt.close(figure)
+
 def pictures(out_dir: Path, runs: list[Run], cells: list[dict], at_end: list[dict], baseline: str) -> str:
     """depth.png and curves.png; returns the line that says so, or what is missing."""
     written = ["results.csv", "evaluations.csv", "pairs.csv", "results.md"]
     try:
-        import matplotlib
-        matplotlib.use("Agg")                                           # no window
-        import matplotlib.pyplot as plt
+        plt = pyplot()
     except ImportError:
         return f"{out_dir}: {', '.join(written)}. For pictures: pip install matplotlib, then --report {out_dir}"
     labels = sorted({r.label for r in runs}, key=order)
@@ -410,16 +402,14 @@ def pictures(out_dir: Path, runs: list[Run], cells: list[dict], at_end: list[dic
     if len(cells):
         figures["depth.png"] = draw_depth(plt, runs, cells, at_end, baseline, styles)
     for name, figure in sorted(figures.items()):
-        with atomic_write(out_dir / name, "wb") as f:
-            figure.savefig(f, dpi=110, format="png")
-        plt.close(figure)
+        save(plt, out_dir / name, figure)
     return f"{out_dir}: {', '.join(written + sorted(figures))}"
 
 def what(runs: list[Run]) -> str:
-    """'pystdlib, 819,200 tokens, width 64': the data of a picture; most of its runs' where they differ."""
-    texts = [f"{Path(r.config['settings']['dataset']).name}, {r.evals[-1]['tokens'] if r.evals else 0:,} tokens, width "
-             f"{r.config['settings']['n_embd']}" for r in [r for r in runs if r.done] or runs]
-    return Counter(texts).most_common(1)[0][0]
+    """'pystdlib, 819,200 tokens, width 64': the data of a picture, by its first run that is done."""
+    r = next((r for r in runs if r.done), runs[0])
+    s = r.config["settings"]
+    return f"{Path(s['dataset']).name}, {r.evals[-1]['tokens'] if r.evals else 0:,} tokens, width {s['n_embd']}"
 
 def draw_depth(plt, runs, cells, at_end, baseline, styles):
     """Left: val loss against depth, mean and standard deviation, of cells with the same seeds at each depth. Right: the

@@ -4,7 +4,6 @@
     python -m lab.routing out/block-12x64-s0 --ablate all       # what the loss becomes without a source
     python -m lab.routing --compare out/cumulative-24x64-s* out/delta-24x64-s* --png collapse.png
     python -m lab.routing --compare out/sweep --csv routing.csv --rms_png rms.png       # every finished run in a folder
-    python -m lab.routing --compare routing.csv --only block,rd --png again.png     # from the figures: no run is read
     python -m lab.routing --sources wav --n_layer 4             # what each read sees, without a checkpoint
 
 For every depth read, means over all tokens of the validation windows:
@@ -37,6 +36,7 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
+from lab import report, routing_report
 from nanodepth.files import (UserError, atomic_write, load_checkpoint, load_model, newest_run, own_router, router_name,
                              router_of, run)
 from nanodepth.machine import pick_device, settle_kernels
@@ -56,8 +56,7 @@ class RoutingConfig:
     csv: str | None = None               # the same without the weights, a row for each run and read
     png: str | None = None               # draw what the reads choose in this file (needs matplotlib)
     rms_png: str | None = None           # draw what reaches the sublayers in this file
-    ablate: str | None = None            # mask a source: all (in every read), each (in one), or a read: 13, head
-    only: str | None = None              # of --compare, these alone: router or router:setting=value, with commas
+    ablate: str | None = None            # mask a source: all (in every read that has it) or each (in one read)
     router: str | None = None            # FILE.py:Class, for a run with a router of one's own; several with commas
 
 BATCH_TOKENS = 2048                      # tokens at a time: a read stacks its sources, (n, tokens, D)
@@ -257,20 +256,14 @@ def mean_loss(model, batches, hidden) -> float:
     return sum(loss * n for loss, n in losses) / sum(n for _, n in losses)
 
 def ablations(reads: list[dict], which: str) -> list[tuple[str, str, dict]]:
-    """(source, where, hidden) of every ablation: `all`, `each`, or the name or number of one read. A read without a
-    choice cannot lose its source."""
+    """(source, where, hidden) of every ablation, `all` or `each`. A read without a choice cannot lose its source."""
     places = [(read, i, name) for read in reads if read["choice"] for i, name in enumerate(read["sources"])]
-    if which == "all":
-        found = {}
-        for read, i, name in places:
-            found.setdefault(name, {})[read["read"]] = [i]
-        return [(name, f"{len(hidden)} read{'s' * (len(hidden) > 1)}", hidden) for name, hidden in found.items()]
-    chosen = [p for p in places if which in ("each", p[0]["name"], str(p[0]["read"]))]
-    if not chosen:
-        numbers = [read["read"] for read, *_ in places] or ["none"]
-        raise UserError(f"--ablate is {which!r}; it must be all, each, head, or the number of a read with a choice: "
-                        f"{numbers[0]} to {numbers[-1]}.")
-    return [(name, read["name"], {read["read"]: [i]}) for read, i, name in chosen]
+    if which == "each":
+        return [(name, read["name"], {read["read"]: [i]}) for read, i, name in places]
+    found = {}
+    for read, i, name in places:
+        found.setdefault(name, {})[read["read"]] = [i]
+    return [(name, f"{len(hidden)} read{'s' * (len(hidden) > 1)}", hidden) for name, hidden in found.items()]
 
 def ablate(model, batches, reads: list[dict], which: str) -> list[dict]:
     """Mask a source, renormalise the rest, and measure the loss again: the largest effect first. weight: the source's
@@ -384,8 +377,7 @@ def look_at(path: str, s: RoutingConfig, device: str) -> dict:
     result["inputs"] = [{"read": l, "name": read_name(l, 2 * config.n_layer), **now[l],
                          **{f"{name}_first": x for name, x in before.get(l, {}).items()}} for l in sorted(now)]
     if s.ablate:
-        able = any(read["choice"] for read in result["reads"])
-        result["ablations"] = ablate(model, batches, result["reads"], s.ablate) if able else []
+        result["ablations"] = ablate(model, batches, result["reads"], s.ablate)
     return result
 
 def look_at_all(paths: list[str], s: RoutingConfig, device: str) -> list[dict]:
@@ -410,17 +402,19 @@ def look_at_all(paths: list[str], s: RoutingConfig, device: str) -> list[dict]:
     return results
 
 def name_cells(results: list[dict]) -> None:
-    """Set the cell of each: runs that differ in their seed alone are one, named as their folders are without -sSEED."""
+    """Set the cell of each: its folder's name without -sSEED. UserError when more than the seed differs in one."""
     cells = defaultdict(list)
     for r in results:
-        name = Path(r["run"]).resolve().name.removesuffix(f"-s{r['seed']}")
-        cells[name, json.dumps(r.pop("alike"), sort_keys=True)].append(r)
-    names = [name for name, _ in cells]
-    for (name, _), group in cells.items():
-        if len({r["seed"] for r in group}) < len(group):
-            raise UserError(f"{', '.join(r['run'] for r in group)} are one cell, with a seed twice; name each once.")
-        for r in group:                                                         # a name of two cells: the path of a run
-            r["cell"] = name if names.count(name) == 1 else group[0]["run"]
+        r["cell"] = Path(r["run"]).resolve().name.removesuffix(f"-s{r['seed']}")
+        cells[r["cell"]].append((r["run"], r["seed"], r.pop("alike")))
+    for cell, runs in cells.items():
+        (first, _, alike), seeds = runs[0], {seed for _, seed, _ in runs}
+        for run, _, other in runs:
+            if wrong := [name for name in {**alike, **other} if alike.get(name) != other.get(name)]:
+                raise UserError(f"{first} and {run} have one name, {cell}, and differ in {wrong[0]}; compare them "
+                                f"apart.")
+        if len(seeds) < len(runs):
+            raise UserError(f"{', '.join(run for run, *_ in runs)} are one cell, with a seed twice; name each once.")
 
 # ---------------------------------------------------------------------------------------------------------------------
 
@@ -428,7 +422,7 @@ def main(argv) -> None:
     parser = Parser(prog="python -m lab.routing", description="What a router has learned, in numbers and pictures.")
     parser.add_argument("run", nargs="?", help="the folder of a run (default: the newest under out/)")
     parser.add_argument("--compare", nargs="+", metavar="RUN",
-                        help="runs, or folders of runs, side by side, seeds together; or a table that --csv wrote")
+                        help="runs, or folders of runs, side by side, seeds together")
     parser.add_argument("--sources", metavar="ROUTER", help="say what each read sees, with any flag of the model")
     parser.add_fields(RoutingConfig)
     own = RoutingConfig.__dataclass_fields__
@@ -451,53 +445,41 @@ def main(argv) -> None:
         raise UserError(f"--windows is {s.windows}; it must be 1 or more.")
     if one and s.out_dir or several and (one or s.out_dir):
         raise UserError("name one run, or several after --compare: python -m lab.routing --compare RUN RUN.")
-    if s.only and not several:
-        raise UserError("--only chooses of several runs; it goes with --compare.")
-    written = several and any(path.endswith(".csv") for path in several)
-    if written and (len(several) > 1 or s.json or s.csv or s.ablate):
-        raise UserError("--compare FILE.csv takes that one table, and goes without --json, --csv and --ablate.")
+    if s.ablate not in (None, "all", "each"):
+        raise UserError(f"--ablate is {s.ablate!r}; it must be all or each.")
     for name in ("json", "csv", "png", "rms_png"):                              # before the work, not after
         if getattr(s, name) and not Path(getattr(s, name)).resolve().parent.is_dir():
             raise UserError(f"--{name} {getattr(s, name)}: there is no such folder.")
+    report.needed()
     try:
-        from lab import routing_report as report
-    except ImportError as e:
-        raise UserError(f"lab.routing needs {e.name}: pip install pandas scipy. (--sources goes without.)") from None
-    flag = "png" if s.png else "rms_png"
-    plt = report.pyplot(flag) if getattr(s, flag) else None
+        plt = report.pyplot() if s.png or s.rms_png else None
+    except ImportError:
+        raise UserError("--png and --rms_png need matplotlib: pip install matplotlib.") from None
     settle_kernels()
 
-    if written:
-        frame = report.read_frame(several[0])
-    else:
-        results = look_at_all(several or [one or s.out_dir or str(newest_run())], s, pick_device(s.device))
-        name_cells(results)
-        frame = report.frame_of(results)
-    if s.only:
-        if missing := {*s.only.split(",")} - {*frame["label"]}:
-            raise UserError(f"--only {min(missing)}: there are {' '.join(dict.fromkeys(frame['label']))}.")
-        frame = frame[frame["label"].isin(s.only.split(","))]
+    results = look_at_all(several or [one or s.out_dir or str(newest_run())], s, pick_device(s.device))
+    name_cells(results)
+    frame = routing_report.frame_of(results)
     if several:
-        print(report.comparison(frame), end="")
+        print(routing_report.comparison(frame), end="")
     else:
         r = results[0]
         print(f"{r['run']}: {r['router']} {r['n_layer']}x{r['n_embd']}, iteration {r['iter']}, loss {r['loss']:.4f} on "
-              f"{r['tokens']:,} validation tokens\n\n{report.summary(r)}", end="")
+              f"{r['tokens']:,} validation tokens\n\n{routing_report.summary(frame)}", end="")
     if s.ablate:
-        print("\n" + report.ablation_text(results), end="")
+        print("\n" + routing_report.ablation_text(results), end="")
     if s.json:
-        short = [Path(r["run"]).resolve().name for r in results]
-        names = short if len(set(short)) == len(short) else [r["run"] for r in results]
         with atomic_write(s.json) as f:
-            json.dump(dict(zip(names, results)) if several else results[0], f, indent=1)
+            json.dump(results if several else results[0], f, indent=1)
             f.write("\n")
     if s.csv:
         with atomic_write(s.csv) as f:
             frame.to_csv(f, index=False, float_format="%.6g", lineterminator="\n")
     if s.png:
-        report.write(plt, s.png, report.compared(plt, frame) if several else report.one_run(plt, results[0]))
+        draw = routing_report.choices(plt, frame) if several else routing_report.one_run(plt, results[0])
+        report.save(plt, s.png, draw)
     if s.rms_png:
-        report.write(plt, s.rms_png, report.reaching(plt, frame))
+        report.save(plt, s.rms_png, routing_report.reaching(plt, frame))
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@
     python -m lab.sweep --report out/sweep                      # tables and pictures again, from what is there
 
 A cell is a router, or a router with settings of its own after colons: `rd:rd_control=tied`, `wav:details=split`,
-`delta:null_source=true:router_lr=0.1`. A value may be reckoned from the depth: n_layer, or n_layer with one of + - * /
-and a whole number. --vary gives every cell each of the values. A cell is compared with the baseline that has the same
-settings of its own, where there is one. `block:plain_read=true` shows what rounding alone does. A router from a file,
-`mine.py:Mine`, is called by its class. {seed} and {n_layer} in --init_from are those of the cell.
+`delta:null_source=true:router_lr=0.1`. A value may be reckoned from the depth: n_layer or n_layer/2. --vary gives
+every cell each of the values. A cell is compared with the baseline that has the same settings of its own, where there
+is one. `block:plain_read=true` shows what rounding alone does. A router from a file, `mine.py:Mine`, is called by its
+class. {seed} and {n_layer} in --init_from are those of the cell.
 
 Each cell, depth and seed is one run of train.py in OUT_DIR/CELL-LxD-sSEED (a colon is a + there), in a process of its
 own, so that its peak memory is its own. A finished run is skipped and an interrupted one goes on, so the same command
@@ -19,8 +19,10 @@ can be given again at any time, or twice at once: two sweeps in one folder share
 adds to what is there. Seeds are the outer loop: after one the table is whole.
 """
 import argparse
+import contextlib
 import itertools
 import json
+import math
 import os
 import re
 import shlex
@@ -34,7 +36,7 @@ import torch
 from tqdm import tqdm
 
 import train
-from lab.report import FINGERPRINT, folder_name, milestones, needed, read_run, report, shown
+from lab.report import FINGERPRINT, Run, folder_name, milestones, needed, read_run, report, shown
 from nanodepth.files import UserError, atomic_write, check_named, lock, router_name, run
 from nanodepth.runs import NO_MATTER, Stop, code_digests, data_facts, iter_of
 from nanodepth.settings import Parser, comments
@@ -55,7 +57,7 @@ class SweepConfig:
 
 SET_BY_THE_SWEEP = {"router": "routers", "n_layer": "depths", "seed": "seeds"}
 BUSY = "another run is writing to"       # as train.py says it
-BAR = "{percentage:3.0f}% |{bar}| {elapsed} gone, {remaining} left{postfix}"
+BAR = "{n_fmt}/{total_fmt} runs |{bar}| {elapsed} gone, {remaining} left{postfix}"
 PATIENCE = 5                             # seconds until a cell that is busy is tried again
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -72,11 +74,6 @@ class Cell:
     start: str                           # its --init_from
     weights: str | None                  # the digest of the weights there
     busy_until: float = 0.0              # another sweep has it: not before this time
-
-    @property
-    def work(self) -> int:
-        """What the bar counts: steps times layers."""
-        return self.settings["max_iters"] * self.depth
 
 def integers(text: str, name: str) -> list[int]:
     """'12,24' -> [12, 24]"""
@@ -110,13 +107,10 @@ def varied(text: str) -> list[str]:
 
 def reckoned(value: str, depth: int) -> str:
     """'n_layer/2' at 12 layers -> '6'; what is no such expression stays as it is."""
-    m = re.fullmatch(r"n_layer(?:([-+*/])(\d+))?", value)
-    if not m:
-        return value
-    n = int(m[2] or 0)
-    if m[1] == "/" and (n == 0 or depth % n):
+    m = re.fullmatch(r"n_layer(?:/([1-9]\d*))?", value)
+    if m and depth % int(m[1] or 1):
         raise UserError(f"{value} is no whole number at {depth} layers.")
-    return str({None: depth, "+": depth + n, "-": depth - n, "*": depth * n, "/": depth // (n or 1)}[m[1]])
+    return str(depth // int(m[1] or 1)) if m else value
 
 def flag(name: str, value) -> str:
     return f"--{name}={str(value).lower() if value is None or isinstance(value, bool) else value}"
@@ -157,41 +151,34 @@ def plan(sweep: SweepConfig, given: dict) -> list[Cell]:
 # ---------------------------------------------------------------------------------------------------------------------
 # what is there already
 
-def refused(cell: Cell, config: dict, code: dict) -> str | None:
-    """Why a run that is there is not the one that was asked for, as a sentence. code: the digests of today's."""
-    was, mark = train.DEFAULTS | config["settings"], config.get("fingerprint")
-    name = next((k for k, v in cell.settings.items() if k not in NO_MATTER and was.get(k, v) != v), None)
-    if name:
-        return (f"was trained with {flag(name, was[name])}, not {cell.settings[name]}. Give that flag, or another "
-                f"--out_dir.")
+def check(cell: Cell, run: Run, wanted: dict) -> None:
+    """UserError when a run that is there is not the one that was asked for. wanted: parts of its fingerprint."""
+    was, mark = train.DEFAULTS | run.config["settings"], run.config.get("fingerprint")
     if not mark:
-        return "was trained by an older version, which left no fingerprint. Give another --out_dir."
-    own = cell.settings["router"], cell.settings["router_sha256"]
-    if mark.get("router") != code[own][0]:
-        return f"was trained with {own[0]} as it was before a change. Give another --out_dir, or delete the folder."
-    if mark.get("start") != cell.weights:
-        return f"did not start from the weights of --init_from {cell.start} as they are now. Give another --out_dir."
+        raise UserError(f"{cell.folder} has no fingerprint: it is of an older version. Give another --out_dir.")
+    for name, now in cell.settings.items():
+        if name not in NO_MATTER and was.get(name, now) != now:
+            raise UserError(f"{cell.folder} was trained with {flag(name, was[name])}, not {now}. Give that flag, or "
+                            f"another --out_dir.")
+    for name, now in wanted.items():
+        if mark.get(name) != now:
+            raise UserError(f"{cell.folder} was trained with other {FINGERPRINT[name]} than there is now (digest "
+                            f"{shown(mark.get(name))}, not {shown(now)}). Give another --out_dir, or delete it.")
 
 def todo(cells: list[Cell]) -> list[Cell]:
     """The cells that are not done. UserError when a run that is there is not the one that was asked for."""
-    there = {cell.folder: run for cell in cells if (run := read_run(cell.folder))}
-    own = {(cell.settings["router"], cell.settings["router_sha256"]) for cell in cells}
-    code = {(name, sha): code_digests(name, ROUTERS, train.CODE, sha) for name, sha in own}
-    today = {"model": next(iter(code.values()))[1], "torch": str(torch.__version__)}
-    found = [(cell, there[cell.folder]) for cell in cells if cell.folder in there]
-    for cell, run in found:
-        if why := refused(cell, run.config, code):
-            raise UserError(f"{cell.folder} {why}")
-    left = [cell for cell in cells if not (cell.folder in there and there[cell.folder].done)]
-    for name, tokenizer in {(cell.settings["dataset"], cell.settings["tokenizer"]): None for cell in cells}:
-        data = data_facts(train.open_data(name, tokenizer))["digest"]   # a sentence; or the built-in corpus, made once
-        for cell, run in found:
-            if cell.settings["dataset"] == name and (was := run.config["fingerprint"]["data"]) != data:
-                raise UserError(f"{cell.folder} was trained on other data than {name} is now (digest {shown(was)}, not "
-                                f"{shown(data)}). Give another --out_dir.")
-    for name, now in today.items():
-        if left and (n := sum(run.config["fingerprint"].get(name) != now for _, run in found)):
-            print(f"note: {n} of the runs there have another {FINGERPRINT[name]}: no pairs with what comes now")
+    left, data, code = [], {}, {}
+    for cell in cells:
+        s = cell.settings
+        source, own = (s["dataset"], s["tokenizer"]), (s["router"], s["router_sha256"])
+        if source not in data:                                          # the built-in corpus is made here, once
+            data[source] = data_facts(train.open_data(*source))["digest"]
+        if own not in code:
+            code[own] = code_digests(own[0], ROUTERS, train.CODE, own[1])[0]
+        if run := read_run(cell.folder):
+            check(cell, run, {"data": data[source], "router": code[own], "start": cell.weights})
+        if not run or not run.done:
+            left.append(cell)
     return left
 
 def last_line(folder: Path) -> dict:
@@ -202,10 +189,6 @@ def last_line(folder: Path) -> dict:
             return ([json.loads(line) for line in f if iter_of(line) < float("inf")] or [{}])[-1]
     except OSError:
         return {}
-
-def progress(cells: list[Cell]) -> int:
-    """Steps times layers that are behind us."""
-    return sum(min(last_line(cell.folder).get("iter", 0), cell.settings["max_iters"]) * cell.depth for cell in cells)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # running
@@ -244,11 +227,9 @@ class Job:
         code = self.process.returncode
         if code <= 0:
             return f"killed by signal {-code}" + " (out of memory?)" * (code == -9) if code else None
-        lines = [x.strip() for x in self.output.read_text(encoding="utf-8", errors="replace").splitlines() if x.strip()]
-        said = [i for i, line in enumerate(lines) if line.startswith("train.py: ")]
-        if said:
-            return " ".join(lines[said[-1]:]).removeprefix("train.py: ")
-        return lines[-1][:400] if lines else f"exit code {code}"
+        text = self.output.read_text(encoding="utf-8", errors="replace").strip()
+        said = text.rpartition("train.py: ")[2] if "train.py: " in text else text.rpartition("\n")[2]
+        return " ".join(said.split())[:400] or f"exit code {code}"
 
     def close(self, keep: bool = False) -> None:
         self.process.stdin.close()
@@ -263,6 +244,14 @@ def hold(cell: Cell) -> lock | None:
         return lock(cell.folder, BUSY, ".lock-sweep")
     except UserError:
         cell.busy_until = time.time() + PATIENCE
+
+def alone(folder: Path) -> lock:
+    """The folder's tables for this sweep alone, as soon as another has written its own."""
+    while True:
+        try:
+            return lock(folder, BUSY, ".lock-tables")
+        except UserError:
+            time.sleep(0.1)
 
 def end(running: list[Job]) -> None:
     """Let runs end their step and save; a second Ctrl-C ends them at once."""
@@ -280,26 +269,24 @@ def end(running: list[Job]) -> None:
 def run_cells(cells: list[Cell], waiting: list[Cell], jobs: int) -> dict[str, str]:
     """Run the waiting cells, `jobs` at a time. Returns the sentence of each failed run, by its folder's name."""
     running, failed, finished = [], {}, len(cells) - len(waiting)
-    total, begun, began, drawn = sum(cell.work for cell in cells), progress(cells), time.time(), 0.0
     if finished:
         print(f"{finished} of {len(cells)} runs are there already", flush=True)
 
     def tell(text):
-        ended, left, now = finished + len(failed), "", progress(cells)
-        if bar.disable and ended < len(cells) and now > begun:
-            left = f"; {tqdm.format_interval((total - now) * (time.time() - began) / (now - begun))} left"
-        tqdm.write(f"[{ended}/{len(cells)}] {text}{left}")
+        bar.update()
+        tqdm.write(f"[{finished + len(failed)}/{len(cells)}] {text}")
         sys.stdout.flush()
 
     def draw():
-        bar.total, bar.n, now = total, progress(cells), []
+        now = []
         for job in running:
             line = last_line(job.cell.folder)
-            loss = line.get("loss", line.get("val_loss"))
-            now.append(job.cell.folder.name + (f" loss {loss:.3f}" if loss else ""))
-        bar.set_postfix_str(f"{finished}/{len(cells)} runs, now {', '.join(now) or 'waiting for another sweep'}")
+            loss = line.get("loss", line.get("val_loss", math.nan))
+            now.append(f"{job.cell.folder.name} loss {loss:.3f} at {line.get('iter', 0)}")
+        bar.set_postfix_str(", ".join(now) or "waiting for another sweep")
 
-    with Stop() as stop, tqdm(total=total, initial=begun, disable=None, dynamic_ncols=True, bar_format=BAR) as bar:
+    with Stop() as stop, tqdm(total=len(cells), initial=finished, disable=None, dynamic_ncols=True,
+                              bar_format=BAR) as bar:
         try:
             while waiting or running:
                 if stop.asked:
@@ -324,7 +311,6 @@ def run_cells(cells: list[Cell], waiting: list[Cell], jobs: int) -> dict[str, st
                         waiting.append(cell)
                     elif why:
                         failed[name] = f"{why} ({job.output})"
-                        total -= cell.work - progress([cell])           # nothing more will come of it
                         tell(f"{name} failed: {failed[name]}")
                     else:
                         finished += 1
@@ -332,9 +318,8 @@ def run_cells(cells: list[Cell], waiting: list[Cell], jobs: int) -> dict[str, st
                              f"{tqdm.format_interval(time.time() - job.since)}")
                     running.remove(job)
                     job.close(keep=name in failed)
-                if not bar.disable and (time.time() - drawn > 1 or not (waiting or running)):
+                if not bar.disable:
                     draw()
-                    drawn = time.time()
             return failed
         except KeyboardInterrupt:
             end(running)
@@ -393,12 +378,14 @@ def main(argv) -> None:
         cells = plan(sweep, given)
         waiting = todo(cells)
         out_dir.mkdir(parents=True, exist_ok=True)
-        with atomic_write(out_dir / "sweep.json") as f:
+        with alone(out_dir), atomic_write(out_dir / "sweep.json") as f:
             json.dump(vars(sweep) | {"train": given}, f, indent=1)
         failed = run_cells(cells, waiting, sweep.jobs)
     if not failed or len(failed) < len(cells):
         only = {label_of(x.strip()) for x in sweep.routers.split(",")} if sweep.report and sweep.routers else None
-        print("\n" + report(out_dir, sweep.baseline, sweep.at_tokens, only))
+        with alone(out_dir) if out_dir.is_dir() else contextlib.nullcontext():
+            text = report(out_dir, sweep.baseline, sweep.at_tokens, only)
+        print("\n" + text)
     if failed:
         first = next(iter(failed))
         raise UserError(f"{len(failed)} of {len(cells)} runs failed: {first}: {failed[first]}\n"

@@ -311,7 +311,7 @@ def test_a_sweep_with_a_router_from_a_file(mine, data, tmp_path, capsys):
     assert "| block | Mine | 2 | 1 |" in capsys.readouterr().out
     path = Path(mine.rpartition(":")[0])
     path.write_text(MINE.replace("[-2:]", "[-3:]"), encoding="utf-8")
-    refused("as it was before a change", sweep.main, *flags)            # an edited router is another cell
+    refused("was trained with other code of the router", sweep.main, *flags)            # an edited router is another cell
     other = tmp_path / "other.py"
     other.write_text(MINE, encoding="utf-8")
     refused("have one name in the tables", sweep.main, "--routers", f"{mine},{other}:Mine", *flags[2:])

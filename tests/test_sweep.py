@@ -40,7 +40,7 @@ def test_cells(tmp_path):
     assert c.folder == tmp_path / "rd+rd_control=tied+router_lr=0.1-2x16-s1"
     assert c.flags == ["--max_iters=7", "--n_embd=16", "--compile=false", "--min_lr=none", "--rd_control=tied",
                        "--router_lr=0.1", "--router=rd", "--n_layer=2", "--seed=1"]
-    assert c.settings["rd_control"] == "tied" and c.settings["router_lr"] == 0.1 and c.work == 14
+    assert c.settings["rd_control"] == "tied" and c.settings["router_lr"] == 0.1
 
 @pytest.mark.parametrize("flags, message", [
     ("--n_layers 4", "there is no flag --n_layers. Did you mean --"),
@@ -99,7 +99,7 @@ def test_any_setting_is_an_axis(tmp_path):
     assert sweep.read_settings([str(tmp_path / "x.toml")])[0].vary == "learning_rate=1e-3,2e-3"
 
 @pytest.mark.parametrize("text, want", [
-    ("n_layer/2", "6"), ("n_layer", "12"), ("n_layer*16", "192"), ("n_layer-4", "8"), ("n_layer+1", "13"), ("7", "7"),
+    ("n_layer/2", "6"), ("n_layer", "12"), ("7", "7"), ("n_layer*2", "n_layer*2"), ("n_layer/0", "n_layer/0"),
     ("n_layer/2/2", "n_layer/2/2"), ("tied", "tied")])
 def test_values_by_depth(text, want):
     assert sweep.reckoned(text, 12) == want
@@ -143,10 +143,10 @@ def test_a_run_without_a_checkpoint_is_done(there):
     assert [c.seed for c in sweep.todo(there())] == [1]
 
 @pytest.mark.parametrize("mark, settings, message", [
-    ({"router": "0" * 16}, {}, "was trained with block as it was before a change. Give another --out_dir, or delete"),
-    (None, {}, "was trained by an older version, which left no fingerprint."),
-    ({"data": "0" * 32}, {}, "was trained on other data than"),
-    ({"start": "0" * 32}, {}, "did not start from the weights of --init_from scratch as they are now."),
+    ({"router": "0" * 16}, {}, "was trained with other code of the router than there is now (digest 00000000, not "),
+    (None, {}, "has no fingerprint: it is of an older version. Give another --out_dir."),
+    ({"data": "0" * 32}, {}, "was trained with other data than there is now (digest 00000000, not "),
+    ({"start": "0" * 32}, {}, "was trained with other starting weights than there is now (digest 00000000, not none)."),
     ({}, {"learning_rate": 0.5}, "was trained with --learning_rate=0.5, not 0.002. Give that flag, or another"),
 ], ids=["router", "older", "data", "start", "setting"])
 def test_a_run_that_is_another_is_refused(there, mark, settings, message):
@@ -212,7 +212,7 @@ def test_a_failed_cell_is_not_fatal_and_a_done_one_is_skipped(data, tmp_path, ca
 @pytest.mark.slow                       # processes
 def test_an_interrupted_sweep_goes_on(data, tmp_path, capsys):
     flags = ["--routers", "block", "--depths", "1", "--seeds", "0", "--dataset", data, "--out_dir", str(tmp_path / "s"),
-             "--max_iters", "300", "--eval_interval", "250", "--log_interval", "10", *SMALL]
+             "--max_iters", "2000", "--eval_interval", "1500", "--log_interval", "10", *SMALL]
     run = tmp_path / "s" / "block-1x16-s0"
 
     def interrupt():
@@ -226,10 +226,10 @@ def test_an_interrupted_sweep_goes_on(data, tmp_path, capsys):
         sweep.main(flags)
     thread.join()
     reached = log(run)[-1]["iter"]
-    assert 10 <= reached < 300 and (run / "ckpt.pt").exists()
+    assert 10 <= reached < 2000 and (run / "ckpt.pt").exists()
     sweep.main(flags)
     assert "[1/1] block-1x16-s0: val loss" in capsys.readouterr().out
-    assert [x["iter"] for x in log(run) if "val_loss" in x] == [0, 250, 300]
+    assert [x["iter"] for x in log(run) if "val_loss" in x] == [0, 1500, 2000]
     assert not list(run.glob("old*"))                                   # it was resumed, not begun again
     assert json.loads((run / "config.json").read_text())["fingerprint"]["changed"] == []    # so it is a pair still
 
@@ -322,7 +322,7 @@ def test_cells_that_start_from_other_runs(data, tmp_path, monkeypatch, capsys):
     assert delta[3:5] == ["2", "+0.0000"]                               # a gate of 0 changes nothing
     assert block[3] == "2" and block[4] != "+0.0000"
 
-    with pytest.raises(UserError, match="did not start from the weights of --init_from"):
+    with pytest.raises(UserError, match="was trained with other starting weights than"):
         sweep.main([*flags, "--init_from", str(tmp_path / "b1")])
     with pytest.raises(UserError, match="the cell residual at 2 layers: --init_from is .*b2"):
         sweep.main([*flags, "--seeds", "2", "--init_from", str(tmp_path / "b{seed}")])
