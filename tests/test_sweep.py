@@ -214,6 +214,7 @@ def test_an_interrupted_sweep_goes_on(data, tmp_path, capsys):
     flags = ["--routers", "block", "--depths", "1", "--seeds", "0", "--dataset", data, "--out_dir", str(tmp_path / "s"),
              "--max_iters", "2000", "--eval_interval", "1500", "--log_interval", "10", *SMALL]
     run = tmp_path / "s" / "block-1x16-s0"
+    signal.signal(signal.SIGINT, signal.default_int_handler)            # a shell's background job ignores it, and so would we
 
     def interrupt():
         for _ in range(2000):
