@@ -147,6 +147,7 @@ class Encoder:
 
     def __init__(self, corpus: Corpus, tokenizer: str, tok=None):
         self.corpus, self.kind, self.tok = corpus, tokenizer, tok               # tok: of ids; None for char and byte
+        self.by_file = any(f.split for f in corpus.files)                       # else val and test end with train
         self.dtype = token_dtype(self.tok.vocab_size) if self.tok else np.dtype("u1")
         self.end = np.array(self.tok.end if self.tok else 0xFF, self.dtype).tobytes() if corpus.ends else b""
 
@@ -167,9 +168,8 @@ class Encoder:
         """The units of train, val and test, and of each how many tokens, documents and bytes; and whether train is full,
         with at most `room` tokens: whole documents, or if `cut` its first one is cut."""
         units, counts, full, ends = ([], [], []), np.zeros((3, 3), np.int64).tolist(), False, bool(self.end)
-        by_file = any(f.split for f in self.corpus.files)
         for document in documents:
-            if full and not by_file:                                            # no more of val and test either
+            if full and not self.by_file:                                            # no more of val and test either
                 break
             for split, text in divide(self.corpus, *document):
                 if full and split == 0:
@@ -279,7 +279,6 @@ def slices(units):
 
 def fill(corpus: Corpus, parts: Parts, encoder: Encoder, num_proc: int, max_tokens: int | None) -> None:
     """Read what is not in the parts yet: everything, or until train has its max_tokens."""
-    by_file = any(f.split for f in corpus.files)                                # else val and test end with train
     total = max_tokens or sum(f.path.stat().st_size for f in corpus.files if f.path) or None
     size = 0
     with tqdm(total=total, desc="reading", unit=" tokens" if max_tokens else "B", unit_scale=True, disable=None,
@@ -291,7 +290,7 @@ def fill(corpus: Corpus, parts: Parts, encoder: Encoder, num_proc: int, max_toke
             parts.append(units, counts, at, look=encoder.kind == "char")
             size += sum(map(len, units))
             bar.update((parts.counts[0, 0] if max_tokens else position) - bar.n)
-            if parts.full and not by_file:
+            if parts.full and not encoder.by_file:
                 parts.at = len(corpus.files), 0
                 break
             if size >= PART_BYTES:
