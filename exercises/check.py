@@ -18,7 +18,9 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import traceback
 from pathlib import Path
 
 from tqdm import tqdm
@@ -83,6 +85,13 @@ def check_one(number, name, path, seed) -> dict:
     except (Exception, SystemExit) as error:
         return {"state": "wrong", **checks.sentence(error, path or Path(solution.__file__)).lines}
 
+def give_up(trace):
+    """Write which lines the main thread is in, the innermost first, as faulthandler does, and end the process."""
+    for frame, line in traceback.walk_stack(sys._current_frames()[threading.main_thread().ident]):
+        trace.write(f'File "{frame.f_code.co_filename}", line {line}\n')
+    trace.flush()
+    os._exit(1)
+
 def child(results, stuck, parts, seed, seconds):
     """Check parts, [number, name, path] each, and write a line of JSON to `results` after each."""
     import torch
@@ -96,10 +105,14 @@ def child(results, stuck, parts, seed, seconds):
         out.reconfigure(errors="backslashreplace")          # not every terminal knows every character
     with open(results, "a", encoding="utf-8") as f, open(stuck, "w", encoding="utf-8") as trace:
         for number, name, path in parts:
-            faulthandler.dump_traceback_later(seconds, exit=True, file=trace)
+            timer = threading.Timer(seconds, give_up, [trace])
+            timer.daemon = True
+            timer.start()
+            faulthandler.dump_traceback_later(seconds + 1, exit=True, file=trace)   # one step of C keeps the timer out
             printed = Printed(out)
             with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
                 result = check_one(number, name, path and Path(path), seed)
+            timer.cancel()
             faulthandler.cancel_dump_traceback_later()
             f.write(json.dumps(result) + "\n")
             f.flush()
