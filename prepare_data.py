@@ -4,7 +4,6 @@
     python prepare_data.py --dataset text8 | tinystories                    # downloaded
     python prepare_data.py --dataset fineweb-edu --max_tokens 2.0B          # a prefix; the rest is not fetched
     python prepare_data.py --input book.txt 'notes/**/*.jsonl.gz' --tokenizer gpt2
-    python prepare_data.py --info data/pystdlib
 
 Two steps. First the documents of all files, in order, are divided into train, val and test, and written to `parts/`: ids,
 or for char and byte the UTF-8 itself. A part appears when it is whole, and says where in the corpus to go on, so a run
@@ -35,7 +34,7 @@ from tqdm import tqdm
 from nanodepth.files import UserError, atomic_write, lock, run
 from nanodepth.settings import Parser, amount
 from nanodepth.data import SPLITS, ByteTokenizer, CharTokenizer, GPT2Tokenizer, load_data, shard_header, token_dtype
-from nanodepth.documents import Corpus, File, character, input_files, kind_of, need, pieces, read
+from nanodepth.documents import Corpus, File, character, input_files, need, pieces, read
 from nanodepth.tokenizer_json import HFTokenizer
 
 SHARD_TOKENS = 100_000_000      # tokens of a full shard, as in llm.c
@@ -62,7 +61,7 @@ def network(name):
             raise
         why = (str(e).strip() or type(e).__name__).splitlines()[0][:200]
         raise Unfinished(f"{name} did not come: {why} Run the same command again, set HF_ENDPOINT to a mirror of the "
-                         f"hub, name a folder that has the file with --source, or use --dataset pystdlib.") from None
+                         f"hub, give files that you have to --input, or use --dataset pystdlib.") from None
 
 def hub(repo: str, revision: str, name: str, split=None) -> File:
     """A file of a data set on the Hugging Face hub, whose library keeps it, goes on with it and checks it."""
@@ -96,7 +95,7 @@ def tinystories() -> Corpus:
 def fineweb_edu() -> Corpus:
     place = "HuggingFaceFW/fineweb-edu", "87f09149ef4734204d70ed1d046ddc9ca3f2b8f9"
     files = [hub(*place, f"sample/10BT/{i:03d}_00000.parquet") for i in range(14)]
-    return Corpus("fineweb-edu", files, "gpt2", (0.99, 0.005, 0.005), id_key="id")
+    return Corpus("fineweb-edu", files, "gpt2", (0.99, 0.005, 0.005))
 
 def pystdlib() -> Corpus:
     """The standard library's pure ASCII source files, in the order of their names' hashes.
@@ -119,25 +118,17 @@ def pystdlib() -> Corpus:
 
 DATASETS = {"pystdlib": pystdlib, "text8": text8, "tinystories": tinystories, "fineweb-edu": fineweb_edu}
 
-def from_source(corpus: Corpus, source: str) -> None:
-    """Let a downloaded corpus be read from a folder on this machine."""
-    for f in corpus.files:
-        places = [Path(source, f.name), Path(source, Path(f.name).name)]
-        f.path = next((p for p in places if p.is_file()), None)
-        if f.path is None:
-            raise UserError(f"--source {source}: there is no {f.name} in this folder.")
-
 # ---------------------------------------------------------------------------------------------------------------------
 # step one: documents to parts
 
-def divide(corpus: Corpus, key, text: bytes, stretch: bool, split: str | None) -> list[tuple[int, bytes]]:
+def divide(corpus: Corpus, file: File, text: bytes, stretch: bool) -> list[tuple[int, bytes]]:
     """(split, text) of a document: its file's split; by position if it is one of few, or a stretch of a longer text;
-    else the hash of its key, or of its content, decides."""
-    if split:
-        return [(SPLITS.index(split), text)]
+    else the hash of its file's key, or of its content, decides."""
+    if file.split:
+        return [(SPLITS.index(file.split), text)]
     train, val, _ = corpus.fractions
     if not (stretch or corpus.few):
-        u = int.from_bytes(hashlib.sha256(text if key is None else key).digest()[8:16]) / 2**64
+        u = int.from_bytes(hashlib.sha256(file.key.encode() if file.key else text).digest()[8:16]) / 2**64
         return [(1 if u < val else 0 if u < val + train else 2, text)]
     bounds = [0, *(character(text, round(len(text) * f)) for f in (train, train + val)), len(text)]
     return [(i, text[a:b]) for i, (a, b) in enumerate(pairwise(bounds)) if a < b and corpus.fractions[i]]
@@ -210,10 +201,10 @@ def jobs(corpus: Corpus, parts):
         if file.sha256 and (got := digest(file.path)) != file.sha256:
             raise UserError(f"{file.path} is not the right file: its sha256 is {got[:16]}..., and should be "
                             f"{file.sha256[:16]}.... Delete it, and get it again.")
-        for n, (key, text, stretch) in enumerate(read(file, corpus), 1):
+        for n, (text, stretch) in enumerate(read(file, corpus), 1):
             if n <= done and i == start or not text or text.isspace():
                 continue
-            job.append((key, text, stretch, file.split))
+            job.append((file, text, stretch))
             size += len(text)
             if size >= PIECE or len(job) >= 2**14:
                 yield job, (i, n), before + file.position()
@@ -340,13 +331,11 @@ def fractions_of(text: str) -> tuple:
                         f"as 95/2.5/2.5.") from None
     return tuple(p / sum(parts) for p in parts)
 
-def corpus_of(dataset, input: list[str], split, separator, text_key, source) -> Corpus:
+def corpus_of(dataset, input: list[str], split, separator, text_key) -> Corpus:
     """The corpus that the flags name. UserError when they do not go together."""
     if bool(dataset) == bool(input):
         raise UserError(f"give one of --dataset ({', '.join(DATASETS)}) and --input FILE...")
     if input:
-        if source:
-            raise UserError("--source is for --dataset; --input names the files themselves.")
         fractions = fractions_of(split or "95/2.5/2.5")
         files, left_out = input_files(input)
         if left_out:
@@ -364,25 +353,18 @@ def corpus_of(dataset, input: list[str], split, separator, text_key, source) -> 
     for flag, value in (("split", split), ("separator", separator), ("text_key", text_key)):
         if value is not None:
             raise UserError(f"--{flag} is for --input; the layout of {dataset} is known.")
-    if dataset == "pystdlib" and source:
-        raise UserError("--source is for datasets that are downloaded; pystdlib is on this machine.")
     corpus = DATASETS[dataset]()
-    if source:
-        from_source(corpus, source)
-    elif any(f.revision for f in corpus.files):
-        need("huggingface_hub", f"--dataset {dataset}", "name a folder that has its files with --source")
+    if any(f.revision for f in corpus.files):
+        need("huggingface_hub", f"--dataset {dataset}", "give files that you have to --input")
     if any(f.name.endswith(".parquet") for f in corpus.files):
         need("pyarrow", f"--dataset {dataset}", "choose another dataset")
     return corpus
 
 def are_few(corpus: Corpus) -> bool:
-    """Whether a hash would not divide the documents well; a text without separators is one."""
+    """Whether a hash would not divide the documents well: they are read until there are enough."""
     n = 0
     for f in corpus.files:
-        if not corpus.separator and all(kind_of(name) == "text" for name in f.members or [f.name]):
-            n += len(f.members or [f.name])
-            continue
-        for _, text, _ in read(f, corpus):
+        for text, _ in read(f, corpus):
             n += bool(text) and not text.isspace()
             if n >= FEW:
                 return False
@@ -473,8 +455,8 @@ def summary(meta: dict) -> str:
     return f"{meta['tokenizer']['kind']} level, vocabulary {meta['vocab_size']:,}, tokens: {counts}"
 
 def prepare(dataset: str | None = None, input=None, tokenizer: str | None = None, out=None, num_proc: int | None = None,
-            max_tokens=None, split: str | None = None, separator: str | None = None, text_key: str | None = None,
-            errors: str = "strict", source: str | None = None) -> Path:
+            max_tokens=None, split: str | None = None, separator: str | None = None,
+            text_key: str | None = None) -> Path:
     """Make the data folder `out` (default data/NAME) and return its path; nothing is done when it is there already.
 
     The arguments are the flags of the command line. UserError for whatever the user can put right.
@@ -487,15 +469,15 @@ def prepare(dataset: str | None = None, input=None, tokenizer: str | None = None
     num_proc = num_proc or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
     max_tokens = amount(max_tokens, "--max_tokens") if max_tokens is not None else None
     input = [str(p) for p in ([input] if isinstance(input, (str, os.PathLike)) else input or [])]
-    corpus = corpus_of(dataset, input, split, separator, text_key, source)
-    corpus.errors, tokenizer = errors, tokenizer or corpus.tokenizer
+    corpus = corpus_of(dataset, input, split, separator, text_key)
+    tokenizer = tokenizer or corpus.tokenizer
     tok, named = None, tokenizer
     if tokenizer.endswith(".json"):
         tok = HFTokenizer.from_file(tokenizer)
         named = f"{tok.sha256[:16]} of {tok.vocab_size} tokens"
     # What the tokens depend on. A folder made with other settings is not taken for this one.
     settings = {"dataset": dataset or "input", "tokenizer": named, "max_tokens": max_tokens,
-                "split": [round(f, 6) for f in corpus.fractions], "errors": errors, "separator": corpus.separator,
+                "split": [round(f, 6) for f in corpus.fractions], "separator": corpus.separator,
                 "widen": bool(input) and split is None and max_tokens is None, "text_key": corpus.text_key,
                 "sources": sources(corpus)}
     out = Path(out or Path("data") / corpus.name)
@@ -535,27 +517,6 @@ def prepare(dataset: str | None = None, input=None, tokenizer: str | None = None
               f"to val with --split 80/10/10.", file=sys.stderr)
     return out
 
-def info(path) -> None:
-    """Print what a data folder holds. UserError when a shard is not what meta.json says."""
-    data = load_data(path)
-    splits = data.meta.get("splits", {})
-    kind = data.tokenizer.describe()["kind"] if data.tokenizer else "unknown"
-    print(f"{data.path}: {data.meta.get('dataset', 'shards made elsewhere')}, {kind} level, vocabulary "
-          f"{data.vocab_size or 'unknown'}")
-    for s in SPLITS:
-        facts = "".join(f", {splits[s][k]:,} {k}" for k in ("documents", "bytes") if s in splits)
-        print(f"{s:<5} {len(getattr(data, s) or ()):>15,} tokens{facts}")
-    shards = [shard for s in splits.values() for shard in s["shards"]]
-    bad = [shard["file"] for shard in tqdm(shards, desc="checking", disable=None, leave=False)
-           if digest(data.path / shard["file"]) != shard["sha256"]]
-    if bad:
-        raise UserError(f"{data.path}: {', '.join(bad)} is not what meta.json says (its sha256 differs). "
-                        f"Delete the folder and prepare it again.")
-    print("every shard matches meta.json" if shards else "every shard has the length that its header says")
-    if data.tokenizer:
-        with contextlib.suppress(UserError):                                    # gpt2 without its ranks
-            print(f"train begins: {data.tokenizer.decode(data.train.window(0, min(len(data.train), 100)))!r}")
-
 # ---------------------------------------------------------------------------------------------------------------------
 # the command
 
@@ -572,16 +533,7 @@ def main(argv) -> None:
                                    "for val and test where that is too little")
     p.add_argument("--separator", help="--input: what ends a document in a text file, as '<|endoftext|>' or '\\n\\n'")
     p.add_argument("--text_key", help="--input: the field or column with the text; 'text' when not given")
-    p.add_argument("--errors", choices=("strict", "replace"),
-                   help="what to do with bytes that are not UTF-8; strict when not given")
-    p.add_argument("--source", metavar="FOLDER", help="--dataset: where its files lie on this machine")
-    p.add_argument("--info", metavar="FOLDER", help="print what a data folder holds, and check it")
-    args = vars(p.parse_args(argv))
-    if "info" in args:
-        if len(args) > 1:
-            raise UserError("--info stands alone: it reads a folder and makes none.")
-        return info(args["info"])
-    prepare(**args)
+    prepare(**vars(p.parse_args(argv)))
 
 if __name__ == "__main__":
     run(main)

@@ -1,6 +1,6 @@
 """Files as documents: .txt, .jsonl and .parquet, the first two also in .gz and .zip, in bounded memory.
 
-    for key, text, stretch in read(file, corpus): ...
+    for text, stretch in read(file, corpus): ...
 
 A text is UTF-8 bytes, at most LONG of them. A longer one comes in stretches of that length, each a document of its own;
 so long a line of JSON or row of parquet is refused. A byte order mark is no text. Everything else stays as it is,
@@ -52,8 +52,6 @@ class Corpus:
     chars: str = ""                         # of the vocabulary at character level, beside those that are found
     separator: str | None = None
     text_key: str = "text"
-    id_key: str | None = None               # the column whose hash decides the split
-    errors: str = "strict"
 
 # ---------------------------------------------------------------------------------------------------------------------
 # which files
@@ -171,17 +169,17 @@ def check_start(raw: bytes, name) -> None:
 
 def not_utf8(name, byte: int, offset: int) -> UserError:
     return UserError(f"{name} is not UTF-8: byte 0x{byte:02x} at offset {offset:,}. Convert it "
-                     f"(iconv -f ENCODING -t UTF-8), or use --errors replace, which puts U+FFFD there.")
+                     f"(iconv -f ENCODING -t UTF-8), or drop such bytes (iconv -c -f UTF-8 -t UTF-8).")
 
 # ---------------------------------------------------------------------------------------------------------------------
 # the documents in a file
 
-def utf8_chunks(stream, name, errors: str, span=None):
+def utf8_chunks(stream, name, span=None):
     """A binary stream as chunks of whole characters, checked."""
     read, stop = span or (0, float("inf"))
     if read:
         stream.seek(read)
-    decoder = codecs.getincrementaldecoder("utf-8-sig")(errors)
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
     while True:
         raw = stream.read(min(2**18, stop - read))
         if read == 0:
@@ -260,32 +258,30 @@ def json_documents(stream, name, corpus: Corpus):
         if raw.isspace():
             continue
         try:
-            text = json.loads(raw.decode(errors=corpus.errors))[corpus.text_key]
+            text = json.loads(raw.decode())[corpus.text_key]
             if text is not None:
-                yield (text if corpus.errors == "strict" else re.sub("[\ud800-\udfff]", "\ufffd", text)).encode()
+                yield text.encode()
         except UnicodeDecodeError as e:
             raise not_utf8(where, raw[e.start], at + e.start) from None
         except UnicodeEncodeError as e:                                         # "\ud800" is JSON, but no character
             raise UserError(f"{where} has half a character, \\u{ord(text[e.start]):04x}, in its text, which is not "
-                            f"UTF-8. Use --errors replace, which puts U+FFFD there.") from None
+                            f"UTF-8. Leave the line out, or put \\ufffd there.") from None
         except (ValueError, RecursionError, KeyError, TypeError, IndexError, AttributeError):
             shown = raw[:80].decode(errors="replace").strip()
             raise UserError(f"{where} is no JSON object with a text under {corpus.text_key!r}: {shown}\nName the text "
                             f"with --text_key; a line looks like {{\"text\": \"...\"}}.") from None
 
 def parquet_documents(file: File, corpus: Corpus, size: int):
-    """(key, text) of the rows of a parquet file, about two million bytes at a time."""
+    """The texts in the rows of a parquet file, about two million bytes at a time."""
     import pyarrow as pa
     import pyarrow.parquet as pq
     with pq.ParquetFile(file.path, pre_buffer=False, buffer_size=2**20) as f:   # not a whole column chunk at once
-        columns = [corpus.text_key] + ([corpus.id_key] if corpus.id_key else [])
-        types = {field.name: str(field.type) for field in f.schema_arrow}
-        for column in columns:
-            if not re.match(r"(large_)?string|dictionary<values=(large_)?string", types.get(column, "")):
-                what = f"the column {column!r} is {types[column]}, which is not text" if column in types else \
-                    f"there is no column {column!r}, only {', '.join(map(repr, types))}"
-                raise UserError(f"{file.path}: {what}. Name the text with --text_key.")
-        leaf = next(i for i in range(f.metadata.num_columns) if f.metadata.schema.column(i).path == corpus.text_key)
+        key, types = corpus.text_key, {field.name: str(field.type) for field in f.schema_arrow}
+        if not re.match(r"(large_)?string|dictionary<values=(large_)?string", types.get(key, "")):
+            what = f"the column {key!r} is {types[key]}, which is not text" if key in types else \
+                f"there is no column {key!r}, only {', '.join(map(repr, types))}"
+            raise UserError(f"{file.path}: {what}. Name the text with --text_key.")
+        leaf = next(i for i in range(f.metadata.num_columns) if f.metadata.schema.column(i).path == key)
         number = 0
         for group in range(f.num_row_groups):
             column = f.metadata.row_group(group).column(leaf)
@@ -294,35 +290,31 @@ def parquet_documents(file: File, corpus: Corpus, size: int):
                 raise UserError(f"{file.path}: row group {group} has rows of {average / 1e6:.1f} MB in the mean, and "
                                 f"{column.total_uncompressed_size / 1e6:,.0f} MB must be read at once. Write it again "
                                 f"with row_group_size={max(PAGE // average, 1)} (pyarrow), or as .jsonl.")
-            for batch in f.iter_batches(min(max(2**21 // average, 1), 256), [group], columns, use_threads=False):
-                texts, *ids = (batch.column(c).cast(pa.large_binary()) for c in columns)
-                for i, text in enumerate(texts):
+            for batch in f.iter_batches(min(max(2**21 // average, 1), 256), [group], [key], use_threads=False):
+                for text in batch.column(key).cast(pa.large_binary()):
                     number, text = number + 1, text.as_py() or b""
                     if len(text) > LONG:
                         raise UserError(f"{file.path}, row {number} is longer than {LONG >> 20} MiB. Leave it out, or "
                                         f"make it a .txt file.")
                     try:
-                        text = text if text.isascii() else text.decode(errors=corpus.errors).encode()
+                        text.isascii() or text.decode()
                     except UnicodeDecodeError as e:
                         raise not_utf8(f"{file.path}, row {number}", text[e.start], e.start) from None
-                    yield ids[0][i].as_py() if ids else None, text
+                    yield text
                 file.position = lambda: size * number // f.metadata.num_rows
 
 def read(file: File, corpus: Corpus):
-    """(key, text, stretch) of all documents of one file; `key` or, when it is None, the text decides the split; a
-    stretch is of a longer text."""
-    key = file.key.encode() if file.key else None
+    """(text, whether it is a stretch of a longer one) of all documents of one file."""
     with open(file.path, "rb") as raw, damage(file.path):
         size, file.position = os.fstat(raw.fileno()).st_size, raw.tell
         if kind_of(file.path.name) == "parquet":
-            yield from ((key, text, False) for key, text in parquet_documents(file, corpus, size))
+            yield from ((text, False) for text in parquet_documents(file, corpus, size))
         else:
             for name, stream in streams(file, raw):
                 if kind_of(name) == "json":
-                    yield from ((key, text, False) for text in json_documents(stream, name, corpus))
+                    yield from ((text, False) for text in json_documents(stream, name, corpus))
                 else:
-                    chunks = utf8_chunks(stream, name, corpus.errors, file.span)
-                    yield from ((key, *document) for document in text_documents(chunks, corpus.separator))
+                    yield from text_documents(utf8_chunks(stream, name, file.span), corpus.separator)
         file.position = lambda: size
 
 def streams(file: File, raw):

@@ -1,6 +1,8 @@
 """What the tests of the data scripts share: shards read by the format's definition, a GPT-2 tokenizer without network."""
 import json
 import struct
+import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +52,33 @@ def stories(n: int, seed: int = 0) -> list[str]:
     rng = np.random.default_rng(seed)
     ends = ["\n\nÉté — ñ 東京.\n", ".", "."]
     return [f"Story {i}: " + " ".join(rng.choice(WORDS, 12)) + ends[i % 3] for i in range(n)]
+
+def write_stories(folder: Path, train: list[str], valid: list[str]) -> None:
+    """The files of TinyStories, with these texts."""
+    folder.mkdir(parents=True)
+    for name, texts in (("train", train), ("valid", valid)):
+        raw = "".join(t + "\n<|endoftext|>\n" for t in texts).encode()
+        (folder / f"TinyStoriesV2-GPT4-{name}.txt").write_bytes(raw)
+
+def fake_hub(monkeypatch, folder: Path, fails_at: int | None = None) -> list:
+    """A huggingface_hub whose files lie in a folder; the list that comes back has every file that was asked for."""
+    asked = []
+
+    def hf_hub_download(repo, name, repo_type, revision):
+        assert repo in ("HuggingFaceFW/fineweb-edu", "roneneldan/TinyStories") and repo_type == "dataset"
+        assert len(revision) == 40
+        asked.append(name)
+        if len(asked) == fails_at:
+            raise ConnectionError("the line is cut")
+        return str(folder / name)
+    module = types.ModuleType("huggingface_hub")
+    module.hf_hub_download, module.__spec__ = hf_hub_download, types.SimpleNamespace(name="huggingface_hub")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", module)
+    return asked
+
+def hub_of_stories(monkeypatch, folder: Path, train: list[str], valid: list[str]) -> None:
+    write_stories(folder, train, valid)
+    fake_hub(monkeypatch, folder)
 
 def toy_gpt2(name: str = "gpt2"):
     """A tiktoken encoding that cuts text as GPT-2's does, and knows a few of its merges."""

@@ -14,7 +14,8 @@ import pytest
 import tiktoken
 
 import prepare_data
-from corpora import all_bytes, byte_documents, meta, split_tokens, stories, toy_gpt2
+from corpora import (all_bytes, byte_documents, fake_hub, hub_of_stories, meta, split_tokens, stories, toy_gpt2,
+                     write_stories)
 from nanodepth.data import SPLITS, load_data
 from nanodepth.files import UserError
 from prepare_data import DATASETS, Unfinished, prepare
@@ -35,7 +36,7 @@ def test_the_facts_of_the_corpora():
     assert stories.separator == "<|endoftext|>" and stories.fractions == (0, 0.5, 0.5)
     assert [f.name for f in fineweb.files] == [f"sample/10BT/{i:03d}_00000.parquet" for i in range(14)]
     assert {f.revision for f in fineweb.files} == {"HuggingFaceFW/fineweb-edu@87f09149ef4734204d70ed1d046ddc9ca3f2b8f9"}
-    assert (fineweb.tokenizer, fineweb.fractions, fineweb.id_key) == ("gpt2", (0.99, 0.005, 0.005), "id")
+    assert (fineweb.tokenizer, fineweb.fractions) == ("gpt2", (0.99, 0.005, 0.005))
 
 # ---------------------------------------------------------------------------------------------------------------------
 # text8
@@ -117,7 +118,7 @@ def test_text8(server, tmp_path, monkeypatch):
     again = prepare(dataset="text8", out="data/again")                          # the download is kept
     assert {n: b for n, b in all_bytes(again).items() if n.endswith("bin")} == \
         {n: b for n, b in all_bytes(out).items() if n.endswith("bin")} and server.seen == ["/text8.zip"]
-    byte = prepare(dataset="text8", tokenizer="byte", source=server.folder, out="data/bytes")
+    byte = prepare(dataset="text8", tokenizer="byte", out="data/bytes")
     assert bytes(sum((split_tokens(byte, s) for s in SPLITS), [])) == TEXT8.encode() and meta(byte)["vocab_size"] == 257
     for tokenizer in ("char", "byte"):
         few = prepare(dataset="text8", max_tokens="1k", tokenizer=tokenizer, out=f"data/few-{tokenizer}")
@@ -127,8 +128,9 @@ def test_another_text8_is_refused(server, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = small_text8(monkeypatch, server.folder)
     path.write_bytes(path.read_bytes()[:-1] + b"x")
+    monkeypatch.setattr(prepare_data, "TEXT8", f"{server.url}/text8.zip")
     with pytest.raises(UserError, match="text8.zip is not the right file: its sha256 is"):
-        prepare(dataset="text8", source=server.folder)
+        prepare(dataset="text8")
     assert not Path("data/text8").exists()
 
 def test_no_network_and_no_file_are_a_sentence(server, tmp_path, monkeypatch):
@@ -136,7 +138,7 @@ def test_no_network_and_no_file_are_a_sentence(server, tmp_path, monkeypatch):
     for url, words in ((f"{server.url}/no.zip", "404"), ("http://127.0.0.1:9/text8.zip", "refused"),
                        ("http://no-such-host.invalid/f", "urlopen error")):
         monkeypatch.setattr(prepare_data, "TEXT8", url)
-        with pytest.raises(Unfinished, match=f"{url} did not come.*{words}.*--source, or use --dataset pystdlib") as e:
+        with pytest.raises(Unfinished, match=f"{url} did not come.*{words}.*--input, or use --dataset pystdlib") as e:
             prepare(dataset="text8")
         assert "\n" not in str(e.value) and not Path("data/text8").exists()
         assert not list(Path("data").rglob("*.zip*"))
@@ -149,19 +151,12 @@ def test_a_full_disk_is_not_taken_for_the_network():
 # ---------------------------------------------------------------------------------------------------------------------
 # the hub
 
-def serve_stories(folder: Path) -> tuple[list[str], list[str]]:
-    train, valid = stories(300), stories(400, seed=1)
-    folder.mkdir(parents=True)
-    for name, texts in (("train", train), ("valid", valid)):
-        (folder / f"TinyStoriesV2-GPT4-{name}.txt").write_bytes(
-            "".join(t + "\n<|endoftext|>\n" for t in texts).encode())
-    return train, valid
-
 @pytest.mark.parametrize("tokenizer", ["byte", "char", "gpt2"])
 def test_tinystories(tmp_path, monkeypatch, tokenizer):
     monkeypatch.setattr(tiktoken, "get_encoding", toy_gpt2)
-    train, valid = serve_stories(tmp_path / "files")
-    same = dict(dataset="tinystories", source=tmp_path / "files", tokenizer=tokenizer)
+    train, valid = stories(300), stories(400, seed=1)
+    hub_of_stories(monkeypatch, tmp_path / "hub", train, valid)
+    same = dict(dataset="tinystories", tokenizer=tokenizer)
     out = prepare(**same, out=tmp_path / "d")
     d = load_data(out)
     assert meta(out)["splits"]["train"]["documents"] == 300
@@ -180,7 +175,8 @@ def test_tinystories(tmp_path, monkeypatch, tokenizer):
 def test_the_hub_by_its_own_library(server, tmp_path):
     """HF_ENDPOINT and HF_HOME are the library's own; so are its cache, its token and its going on."""
     pytest.importorskip("huggingface_hub")
-    train, _ = serve_stories(server.folder / "roneneldan/TinyStories")
+    train = stories(300)
+    write_stories(server.folder / "roneneldan/TinyStories", train, stories(400, seed=1))
     env = {**os.environ, "HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
     command = [sys.executable, ROOT / "prepare_data.py", "--dataset", "tinystories", "--tokenizer", "byte", "--out"]
     for i in range(2):
@@ -210,21 +206,6 @@ def fineweb(folder: Path, n_files: int = 14) -> list[list[str]]:
         pq.write_table(table, path, row_group_size=100)
     return texts
 
-def fake_hub(monkeypatch, folder: Path, fails_at: int | None = None) -> list:
-    """A huggingface_hub whose files lie in a folder; the list that comes back has every file that was asked for."""
-    asked = []
-
-    def hf_hub_download(repo, name, repo_type, revision):
-        assert (repo, repo_type) == ("HuggingFaceFW/fineweb-edu", "dataset") and len(revision) == 40
-        asked.append(name)
-        if len(asked) == fails_at:
-            raise ConnectionError("the line is cut")
-        return str(folder / name)
-    module = types.ModuleType("huggingface_hub")
-    module.hf_hub_download, module.__spec__ = hf_hub_download, types.SimpleNamespace(name="huggingface_hub")
-    monkeypatch.setitem(sys.modules, "huggingface_hub", module)
-    return asked
-
 def test_fineweb_edu(tmp_path, monkeypatch):
     monkeypatch.setattr(tiktoken, "get_encoding", toy_gpt2)
     texts = fineweb(tmp_path / "hub")
@@ -236,12 +217,12 @@ def test_fineweb_edu(tmp_path, monkeypatch):
     assert sum(map(len, found.values())) == 14 * 300
     assert everything.meta["splits"]["train"]["documents"] == len(found["train"])
 
-    # The split hangs on the id alone: here it is once more, from its definition.
-    def where(i, j):
-        u = int.from_bytes(hashlib.sha256(f"<urn:uuid:{i}-{j}>".encode()).digest()[8:16]) / 2**64
+    # The split hangs on the text alone: here it is once more, from its definition.
+    def where(text):
+        u = int.from_bytes(hashlib.sha256(text).digest()[8:16]) / 2**64
         return "val" if u < 0.005 else "train" if u < 0.995 else "test"
     for s in SPLITS:
-        assert found[s] == [t.encode() for i, ts in enumerate(texts) for j, t in enumerate(ts) if where(i, j) == s]
+        assert found[s] == [t.encode() for ts in texts for t in ts if where(t.encode()) == s]
 
     asked.clear()
     monkeypatch.setattr(prepare_data, "PIECE", 3000)
@@ -264,11 +245,3 @@ def test_fineweb_edu_cut_in_the_middle_goes_on(tmp_path, monkeypatch):
     asked = fake_hub(monkeypatch, tmp_path / "hub")
     assert all_bytes(prepare(**same, out=tmp_path / "out")) == all_bytes(whole)
     assert "sample/10BT/001_00000.parquet" in asked
-
-def test_a_source_that_has_not_all(tmp_path):
-    with pytest.raises(UserError, match="--source nowhere: there is no text8.zip in this folder"):
-        prepare(dataset="text8", source="nowhere", out=tmp_path / "out")
-    fineweb(tmp_path / "hub", 3)
-    with pytest.raises(UserError, match="there is no sample/10BT/003_00000.parquet in this folder"):
-        prepare(dataset="fineweb-edu", source=tmp_path / "hub", out=tmp_path / "out")
-    assert not (tmp_path / "out").exists()

@@ -18,7 +18,7 @@ import prepare_data
 from nanodepth import documents, files
 from nanodepth.settings import amount
 from nanodepth.files import UserError, lock
-from corpora import all_bytes, byte_documents, meta, raw_tokens, split_tokens, stories, toy_gpt2, write_shard
+from corpora import all_bytes, byte_documents, hub_of_stories, meta, raw_tokens, split_tokens, stories, toy_gpt2
 from nanodepth.data import SPLITS, load_data
 from prepare_data import prepare
 
@@ -537,9 +537,8 @@ def test_stopped_between_any_two_changes_on_the_disk(tmp_path, monkeypatch, toke
 def test_stopped_after_train_was_full(tmp_path, monkeypatch):
     """How far the reader is when train has its max_tokens is chance, and says nothing in the bytes."""
     small(monkeypatch)
-    for name, n in (("train", 400), ("valid", 200)):
-        put(tmp_path / f"TinyStoriesV2-GPT4-{name}.txt", "".join(t + "\n<|endoftext|>\n" for t in stories(n)))
-    same = dict(dataset="tinystories", source=str(tmp_path), max_tokens=9000)
+    hub_of_stories(monkeypatch, tmp_path / "hub", stories(400), stories(200))
+    same = dict(dataset="tinystories", max_tokens=9000)
     whole = all_bytes(prepare(**same, out=tmp_path / "whole"))
     step = 0
     while dies_at(step, **same, out=tmp_path / f"{step}"):
@@ -547,19 +546,15 @@ def test_stopped_after_train_was_full(tmp_path, monkeypatch):
         step += 13
     assert step > 20
 
-@pytest.mark.parametrize("what", ["content", "same size and time", "setting", "code", "source"])
+@pytest.mark.parametrize("what", ["content", "same size and time", "setting", "code", "other file"])
 def test_a_restart_with_anything_else_starts_over(tmp_path, monkeypatch, what):
     """What decides the bytes is in the record; another source, content, setting or version is no restart."""
     for i in range(2):
         write_jsonl(tmp_path / f"{i}.jsonl", stories(300, seed=i))
-        put(tmp_path / f"{i}/TinyStoriesV2-GPT4-train.txt", "\n<|endoftext|>\n".join(stories(300, seed=i)))
-        put(tmp_path / f"{i}/TinyStoriesV2-GPT4-valid.txt", "\n<|endoftext|>\n".join(stories(300, seed=5)))
     path = tmp_path / "a.jsonl"
     path.write_bytes((tmp_path / "0.jsonl").read_bytes())
     time_before = path.stat().st_mtime_ns
-    first = dict(input=[path], errors="strict")
-    if what == "source":
-        first = dict(dataset="tinystories", source=tmp_path / "0")
+    first = dict(input=[path], separator="---")
     small(monkeypatch)
     stop_at(monkeypatch, 9)
     with pytest.raises(ZeroDivisionError):
@@ -572,7 +567,7 @@ def test_a_restart_with_anything_else_starts_over(tmp_path, monkeypatch, what):
         path.write_text(text.replace("Story 0", "Story X") if "same" in what else (tmp_path / "1.jsonl").read_text())
         if "same" in what:
             os.utime(path, ns=(time_before, time_before))
-    second = {"setting": first | {"errors": "replace"}, "source": first | {"source": tmp_path / "1"}}.get(what, first)
+    second = {"setting": first | {"separator": "==="}, "other file": first | {"input": [tmp_path / "1.jsonl"]}}.get(what, first)
     if what == "code":
         monkeypatch.setattr(prepare_data, "code", lambda: "another version")
     calls = stop_at(monkeypatch, 10**6)
@@ -661,14 +656,14 @@ def flipped(raw, at=100):
 
 BROKEN = {
     "latin1": (with_bytes(".txt", lambda r: r + b"caf\xe9 au lait"),
-               r"a.txt is not UTF-8: byte 0xe9 at offset 8,003.*--errors replace"),
+               r"a.txt is not UTF-8: byte 0xe9 at offset 8,003.*iconv -c"),
     "half a character": (with_bytes(".txt", lambda r: r + b"\xe6\x9d"),
                          "a.txt is not UTF-8: byte 0xe6 at offset 8,000"),
     "utf16": (with_bytes(".txt", lambda r: r.decode().encode("utf-16")), "is UTF-16 inside, not UTF-8 text"),
     "latin1 in json": (with_bytes(".jsonl", lambda r: r + b'{"text": "\xe9"}'),
                        r"a.jsonl, line 501 is not UTF-8: byte 0xe9 at offset 8,010"),
     "half a surrogate": (with_bytes(".jsonl", lambda r: r'{"text": "a\ud83d"}'.encode()),
-                         r"line 1 has half a character, .ud83d.*--errors replace"),
+                         r"line 1 has half a character, .ud83d.*Leave the line out"),
     "empty": (with_bytes(".txt", lambda r: b""), "there is no text in .*a.txt"),
     "blank": (with_bytes(".txt", lambda r: b" \n\n"), "there is no text in .*a.txt"),
     "empty jsonl": (with_bytes(".jsonl", lambda r: b""), "there is no text in .*a.jsonl"),
@@ -735,7 +730,7 @@ def test_a_missing_library_is_named_before_work_begins(tmp_path, monkeypatch):
     put(tmp_path / "b.parquet", b"x")
     for module, words, flags in (("pyarrow", "b.parquet needs pyarrow: pip install pyarrow, or", {"input": [tmp_path]}),
                                  ("pyarrow", "fineweb-edu needs pyarrow: pip install", {"dataset": "fineweb-edu"}),
-                                 ("huggingface_hub", "tinystories needs huggingface_hub: pip install .*--source",
+                                 ("huggingface_hub", "tinystories needs huggingface_hub: pip install .*--input",
                                   {"dataset": "tinystories"})):
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(UserError, match=words):
@@ -809,27 +804,16 @@ def test_memory_stays_below_500_MB(tmp_path, name, make, separator, tokenizer):
     print(f"{name} {make.__name__} {tokenizer}: {peak} MB")
     assert peak < 500
 
-def test_errors_replace_goes_on(tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"caf\xe9 " * 40)
-    out = prepare(input=[str(tmp_path / "a.txt")], tokenizer="byte", errors="replace", out=tmp_path / "out")
-    assert b"".join(every_document(out)).decode() == "caf\ufffd " * 40
-    (tmp_path / "a.jsonl").write_bytes(b'{"text": "caf\xe9"}\n{"text": "\\ud83d."}\n{"text": "\\ud83d\\ude42"}')
-    out = prepare(input=[str(tmp_path / "a.jsonl")], tokenizer="byte", errors="replace", out=tmp_path / "out2",
-                  split="1/0/0")
-    assert [d.decode() for d in byte_documents(out, "train")] == ["caf\ufffd", "\ufffd.", "🙂"]
-
 @pytest.mark.parametrize("args, words", [
     ({}, "give one of --dataset"), ({"dataset": "text8", "input": ["a"]}, "give one of --dataset"),
     ({"dataset": "text9"}, "no dataset 'text9', only pystdlib, text8"),
     ({"dataset": "text8", "split": "1/1/1"}, "--split is for --input"),
-    ({"dataset": "pystdlib", "source": "x"}, "--source is for datasets that are downloaded"),
     ({"dataset": "pystdlib", "tokenizer": "bpe"}, "--tokenizer is 'bpe'; it must be char, byte or gpt2"),
     ({"dataset": "pystdlib", "max_tokens": "many"}, "--max_tokens is 'many'"),
     ({"dataset": "pystdlib", "num_proc": -1}, "--num_proc is -1"),
     ({"input": ["x"]}, "x: there is no such file"),
     ({"input": [__file__], "split": "90/10"}, "--split is '90/10'"),
-    ({"input": [__file__], "split": "0/1/1"}, "--split is '0/1/1'"),
-    ({"input": [__file__], "source": "x"}, "--source is for --dataset")])
+    ({"input": [__file__], "split": "0/1/1"}, "--split is '0/1/1'")])
 def test_wrong_arguments(tmp_path, args, words):
     with pytest.raises(UserError, match=words):
         prepare(**args, out=tmp_path / "out")
@@ -846,34 +830,11 @@ def test_the_command_itself(tmp_path):
     (tmp_path / "book.txt").write_text("A book of some length.\n" * 20_000)
     done = command("--input", "book.txt", cwd=tmp_path)
     assert done.returncode == 0 and done.stderr == "" and done.stdout.startswith("data/book: char level, vocabulary 1")
-    shown = command("--info", "data/book", cwd=tmp_path)
-    assert shown.returncode == 0 and "every shard matches meta.json" in shown.stdout
-    assert "train begins: 'A book of some length." in shown.stdout and "train" in shown.stdout
     for args, words in ((["--inptu", "x"], "there is no flag --inptu. Did you mean --input?"),
                         (["--input", "nothing.txt"], "no such file"),
-                        (["--info", "data/nothing"], "there is no data folder data/nothing"),
                         (["--num_proc", "two"], "--num_proc"),
                         (["--input", "book.txt", "--out", "book.txt"], "book.txt is a file"),
                         *[(["--input", "book.txt", "--out", "/proc/no/such"], "/proc/no")] * (sys.platform == "linux")):
         done = command(*args, cwd=tmp_path)
         assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") <= 2
         assert "Traceback" not in done.stderr
-
-def test_info_sees_a_changed_token(tmp_path, capsys):
-    out = prepare(input=[str(write_jsonl(tmp_path / "a.jsonl", stories(400)))], tokenizer="byte", out=tmp_path / "out")
-    prepare_data.info(out)
-    shown = capsys.readouterr().out
-    assert "every shard matches" in shown and "train begins: 'Story 0: " in shown
-    counts = meta(out)["splits"]["train"]
-    assert f"{counts['tokens']:,}" in shown and f"{counts['bytes']:,} bytes" in shown
-    raw = bytearray((out / "val_000000.bin").read_bytes())
-    raw[1024] ^= 1
-    (out / "val_000000.bin").write_bytes(raw)
-    with pytest.raises(UserError, match="val_000000.bin is not what meta.json says"):
-        prepare_data.info(out)
-
-def test_info_of_ready_made_shards(tmp_path, capsys):
-
-    write_shard(tmp_path / "x_train_0.bin", [1, 2, 3])
-    prepare_data.info(tmp_path)
-    assert "vocabulary unknown" in capsys.readouterr().out

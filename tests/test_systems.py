@@ -101,12 +101,11 @@ def test_a_lock_is_one_process_s(tmp_path):
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
 def test_a_stdout_that_is_not_utf8(tmp_path, encoding):
     """No text is worth a traceback: what the terminal does not know is shown by its number."""
-    (tmp_path / "a.txt").write_text("東京 é\n" * 3000, encoding="utf-8")
+    (tmp_path / "東京.txt").write_text("東京 é\n" * 3000, encoding="utf-8")
     env = {**os.environ, "PYTHONIOENCODING": encoding}
     env.pop("PYTHONUTF8", None)
-    for flags in (["--input", "a.txt", "--out", "out"], ["--info", "out"]):
-        done = subprocess.run([sys.executable, ROOT / "prepare_data.py", *flags], cwd=tmp_path, env=env,
-                              capture_output=True)
-        assert done.returncode == 0, done.stderr
+    done = subprocess.run([sys.executable, ROOT / "prepare_data.py", "--input", "東京.txt"], cwd=tmp_path, env=env,
+                          capture_output=True)
+    assert done.returncode == 0, done.stderr
     shown = done.stdout.decode(encoding)
     assert ("東京" if encoding == "utf-8" else "\\u6771\\u4eac") in shown
