@@ -5,10 +5,10 @@
     python prepare_data.py --dataset fineweb-edu --max_tokens 2.0B          # a prefix; the rest is not fetched
     python prepare_data.py --input book.txt 'notes/**/*.jsonl.gz' --tokenizer gpt2
 
-Two steps. First the documents of all files, in order, are divided into train, val and test, and written to `parts/`: ids,
-or for char and byte the UTF-8 itself. A part appears when it is whole, and says where in the corpus to go on, so a run
-that was stopped loses one part at most. Then, when the whole vocabulary is known, the parts become shards, and meta.json
-comes last. Neither the number of workers nor where a run was stopped has a say in the bytes.
+Two steps. First the documents of all files, in order, are divided into train, val and test, and written to `parts/`:
+ids, or for char and byte the UTF-8 itself. A part appears when it is whole, and says where in the corpus to go on, so a
+run that was stopped loses one part at most. Then, when the whole vocabulary is known, the parts become shards, and
+meta.json comes last. Neither the number of workers nor where a run was stopped has a say in the bytes.
 """
 import argparse
 import collections
@@ -155,9 +155,9 @@ class Encoder:
         size = len(text) if most is None else len(self.tok.decode_bytes(ids))
         return raw[:ids.nbytes], len(ids), size
 
-    def job(self, documents, room: float = math.inf, cut: bool = False):
-        """The units of train, val and test, and of each how many tokens, documents and bytes; and whether train is full,
-        with at most `room` tokens: whole documents, or if `cut` its first one is cut."""
+    def job(self, documents, room: float = math.inf):
+        """The units of train, val and test; of each how many tokens, documents and bytes; and whether train is full: it
+        gets `room` tokens at most, and its last document is cut there."""
         units, counts, full, ends = ([], [], []), np.zeros((3, 3), np.int64).tolist(), False, bool(self.end)
         for document in documents:
             if full and not self.by_file:                                            # no more of val and test either
@@ -168,8 +168,6 @@ class Encoder:
                 (raw, tokens, size), end, count = self.encode(text), self.end, counts[split]
                 if split == 0 and count[0] + tokens + ends > room:
                     full = True
-                    if ends and not (cut and count[0] == 0):
-                        break
                     (raw, tokens, size), end = self.encode(text, int(room) - count[0]), b""
                 units[split].extend((raw, end))
                 count[0], count[1], count[2] = count[0] + tokens + bool(end), count[1] + bool(end), count[2] + size
@@ -191,8 +189,8 @@ def in_order(f, items, n: int):
         pool.shutdown(cancel_futures=True)
 
 def jobs(corpus: Corpus, parts):
-    """Runs of documents, a million bytes each, from where the parts end: (documents, where to go on after them, bytes of
-    the files read so far)."""
+    """Runs of documents, a million bytes each, from where the parts end: (documents, where to go on after them, bytes
+    of the files read so far)."""
     job, size, before, (start, done) = [], 0, 0, parts.at
     for i, file in enumerate(corpus.files):
         if i < start or parts.full and file.split == "train":
@@ -220,8 +218,8 @@ def digest(path) -> str:
 
 class Parts:
     """The finished parts: 000000.bin, the units of train, val and test, and 000000.json, written last: how many bytes
-    each has, and how far it has come by then: `counts` (of each split its tokens, documents and bytes), `chars` (found so
-    far), `at` (the file to go on with, and how many of its documents are done), `full` (train has its max_tokens)."""
+    each has, and how far it has come by then: `counts` (of each split its tokens, documents and bytes), `chars` (found
+    so far), `at` (the file to go on with, how many of its documents are done), `full` (train has its max_tokens)."""
 
     def __init__(self, folder: Path, dtype):
         self.folder, self.dtype, self.n, self.units = folder, dtype, 0, []      # units: of the part to come
@@ -230,7 +228,8 @@ class Parts:
             self.n += 1
         if self.n:
             last = json.loads(self.path(self.n - 1, "json").read_text(encoding="utf-8"))
-            self.counts, self.chars, self.at, self.full = np.array(last["counts"]), last["chars"], last["at"], last["full"]
+            self.counts, self.chars = np.array(last["counts"]), last["chars"]
+            self.at, self.full = last["at"], last["full"]
 
     def path(self, k: int, suffix: str) -> Path:
         return self.folder / f"{k:06d}.{suffix}"
@@ -277,7 +276,7 @@ def fill(corpus: Corpus, parts: Parts, encoder: Encoder, num_proc: int, max_toke
         for (documents, at, position), (units, counts, _) in done:
             room = (0 if parts.full else max_tokens - parts.counts[0, 0]) if max_tokens else math.inf
             if counts[0, 0] > room:
-                units, counts, parts.full = encoder.job(documents, room, cut=parts.counts[0, 0] == 0)
+                units, counts, parts.full = encoder.job(documents, room)
             parts.append(units, counts, at, look=encoder.kind == "char")
             size += sum(map(len, units))
             bar.update((parts.counts[0, 0] if max_tokens else position) - bar.n)
@@ -410,7 +409,7 @@ def make(corpus: Corpus, out: Path, tokenizer: str, tok, settings: dict, num_pro
         if not settings["widen"] or min(tokens[1:]) >= WINDOWS or train < 0.5:
             break
         rest = [f * 1.2 if n < WINDOWS else f for f, n in zip(rest, tokens[1:])]
-        corpus.fractions = (1 - sum(rest), *rest)                               # and once more, with more for val or test
+        corpus.fractions = (1 - sum(rest), *rest)                           # and once more, with more for val or test
     if not tokens[0]:
         where = str(corpus.files[0].path) + " and the other files" * (len(corpus.files) > 1)
         raise UserError(f"there is no text in {where}.")
@@ -420,7 +419,8 @@ def make(corpus: Corpus, out: Path, tokenizer: str, tok, settings: dict, num_pro
     if not tok:
         tok = ByteTokenizer() if tokenizer == "byte" else CharTokenizer(parts.chars + corpus.chars, corpus.ends)
     splits = {}
-    with tqdm(total=int(tokens.sum()), desc="writing", unit=" tokens", unit_scale=True, disable=None, leave=False) as bar:
+    with tqdm(total=int(tokens.sum()), desc="writing", unit=" tokens", unit_scale=True, disable=None,
+              leave=False) as bar:
         for i, split in enumerate(SPLITS):
             chunks = ids_of(parts, i, tok, bar)
             splits[split] = dict(zip(("tokens", "documents", "bytes"), parts.counts[i].tolist()))
@@ -463,7 +463,7 @@ def prepare(dataset: str | None = None, input=None, tokenizer: str | None = None
     """
     tokenizer = tokenizer and str(tokenizer)
     if tokenizer not in (None, "char", "byte", "gpt2") and not tokenizer.endswith(".json"):
-        raise UserError(f"--tokenizer is {tokenizer!r}; it must be char, byte or gpt2, or the path of a tokenizer.json.")
+        raise UserError(f"--tokenizer is {tokenizer!r}; it must be char, byte, gpt2 or the path of a tokenizer.json.")
     if num_proc is not None and num_proc < 1:
         raise UserError(f"--num_proc is {num_proc}; it must be at least 1.")
     num_proc = num_proc or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
@@ -528,7 +528,7 @@ def main(argv) -> None:
     p.add_argument("--tokenizer", help="char, byte, gpt2 or a tokenizer.json; by default what is usual for the dataset")
     p.add_argument("--out", help="the data folder; data/NAME when not given")
     p.add_argument("--num_proc", type=int, help="workers; all cores when not given")
-    p.add_argument("--max_tokens", help="at most so many tokens in train, as 2.0B, 500M or 20000; whole documents")
+    p.add_argument("--max_tokens", help="at most so many tokens in train, as 2.0B, 500M or 20000")
     p.add_argument("--split", help="--input: the shares of train, val and test; 95/2.5/2.5 when not given, and more "
                                    "for val and test where that is too little")
     p.add_argument("--separator", help="--input: what ends a document in a text file, as '<|endoftext|>' or '\\n\\n'")

@@ -188,9 +188,9 @@ class GPT2Tokenizer(Tokenizer):
         thread.start()
         thread.join(RANKS_SECONDS)
         if isinstance(result[0], str):
-            raise UserError(f"the gpt2 tokenizer needs its ranks once from openaipublic.blob.core.windows.net, and that "
-                            f"failed ({result[0]}). Connect, or set TIKTOKEN_CACHE_DIR to such a folder from a connected "
-                            f"machine, or use --tokenizer byte.")
+            raise UserError(f"the gpt2 tokenizer needs its ranks once from openaipublic.blob.core.windows.net, and "
+                            f"that failed ({result[0]}). Connect, or set TIKTOKEN_CACHE_DIR to such a folder from a "
+                            f"connected machine, or use --tokenizer byte.")
         return result[0]
 
     def encode(self, text: str) -> np.ndarray:
@@ -268,7 +268,8 @@ def load_data(path, tokenizer: str | None = None) -> Data:
     for s in SPLITS:
         for (p, want), n in zip(shards[s], splits[s].lengths if splits[s] else ()):
             if n != want:
-                raise UserError(f"{p} has {n:,} tokens, and meta.json says {want:,}. Delete {path} and prepare it again.")
+                raise UserError(f"{p} has {n:,} tokens, and meta.json says {want:,}. Delete {path} and prepare it "
+                                f"again.")
     if splits["train"] is None:
         raise UserError(f"{path} has no training tokens. Delete it and prepare it again.")
     return Data(path, meta, vocab_size, tokenizer_from(described), **splits)

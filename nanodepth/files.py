@@ -53,7 +53,8 @@ def run(main) -> None:
     except RuntimeError as e:                   # torch's: of the card, of the CPU, of a Mac
         if "out of memory" not in str(e) and "can't allocate memory" not in str(e):
             raise
-        message = "out of memory; a smaller --batch_size (with more --gradient_accumulation_steps) or a smaller model needs less"
+        message = ("out of memory; a smaller --batch_size (with more --gradient_accumulation_steps) or a smaller model "
+                   "needs less")
     with contextlib.suppress(OSError):          # a terminal that has been closed
         print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr)
     sys.exit(2)
@@ -63,7 +64,7 @@ def run(main) -> None:
 
 @contextlib.contextmanager
 def atomic_write(path, mode: str = "w"):
-    """Open a temporary file beside `path`; when the `with` ends well it is synced and becomes `path`, else it is removed."""
+    """Open a temporary file beside `path`; when the `with` ends well it is synced and becomes `path`, else removed."""
     path = Path(path)
     tmp = path.with_name(path.name + ".tmp")
     try:
@@ -123,8 +124,8 @@ class lock:
 
 def own_router(name: str, routers: dict) -> str | None:
     """For FILE.py:Class run the file, put its class into `routers` under that name, and return the file's sha256. Other
-    names are left alone: None. A file runs only where a user has named it in a command, never for a config or a checkpoint.
-    """
+    names are left alone: None. A file runs only where a user has named it in a command, never for a config or a
+    checkpoint."""
     path, _, cls = name.rpartition(":")
     if not path.endswith(".py"):
         return None
@@ -145,8 +146,8 @@ def own_router(name: str, routers: dict) -> str | None:
     there = [k for k, v in vars(module).items() if isinstance(v, type) and v.__module__ == module.__name__
              and hasattr(v, "forward") and hasattr(v, "parameters")]
     if cls not in there:
-        raise UserError(f"--router {name}: {path} has no router {cls}, which is a torch.nn.Module with forward(self, e, "
-                        f"sublayers). It has: {' '.join(there) or 'none'}.")
+        raise UserError(f"--router {name}: {path} has no router {cls}, which is a torch.nn.Module with forward(self, "
+                        f"e, sublayers). It has: {' '.join(there) or 'none'}.")
     if cls in routers:
         raise UserError(f"--router {name}: {cls} is a router of model.py too; rename the class.")
     routers[name] = getattr(module, cls)
@@ -172,11 +173,11 @@ def save_checkpoint(checkpoint: dict, path) -> None:
     with atomic_write(path, "wb") as f:
         try:
             torch.save(checkpoint, f)
-        except RuntimeError as e:               # torch closes its archive in vain after an error of the disk, and reports that
+        except RuntimeError as e:               # torch closes its archive in vain after an error of the disk
             raise e.__context__ if isinstance(e.__context__, OSError) else e
 
 def load_checkpoint(path, name: str = "ckpt.pt") -> dict:
-    """The checkpoint of a run, on the CPU: `path` is its folder, or a file. It is data: `weights_only`, nothing is executed."""
+    """The checkpoint of a run, on the CPU: `path` is its folder, or a file. It is data: nothing in it is executed."""
     import torch
     path = Path(path)
     path = path / name if path.is_dir() else path

@@ -71,8 +71,8 @@ def keep_freed_memory() -> None:
         mallopt(-1, -1)                                                 # M_TRIM_THRESHOLD: never
 
 def settle_kernels() -> None:
-    """Before threads share it: MKL settles on a kernel in the first call of each function, and where several threads make
-    that call together one may get a coarse kernel, right to 1e-4 (pytorch issue 188792), so that one seed would not be one
+    """Before threads share it: MKL settles on a kernel in the first call of each function, and where several threads
+    make that call together one may get a coarse kernel, right to 1e-4 (pytorch issue 188792): one seed would not be one
     result. One number has one thread."""
     for one in (torch.ones(1), torch.ones(1, dtype=torch.float64)):
         one.exp(), one.log(), one.sqrt(), one.cos(), one.sin()

@@ -166,7 +166,8 @@ def fingerprint(record: dict, start: str | None, code: tuple[str, str]) -> dict:
     changed = [{"iter": part["iter"], **new} for part in parts
                if (new := {k: v for k, v in part["changed"].items() if k not in NO_MATTER})]
     return {"data": record["data"]["digest"], "start": start, "torch": each("torch"), "dtype": each("dtype"),
-            "device": each("device", lambda at: at.split(":")[0]), "changed": changed, "model": code[1], "router": code[0]}
+            "device": each("device", lambda at: at.split(":")[0]), "changed": changed,
+            "model": code[1], "router": code[0]}
 
 def weights_digest(weights) -> str:
     """A digest of a checkpoint's weights, tensors by name: what a run started from."""

@@ -404,17 +404,20 @@ def test_workers_do_not_matter(tmp_path, monkeypatch):
             assert (len(list(outs[0].glob("train_*.bin"))) > 1) == (limit is None)
 
 @pytest.mark.parametrize("tokenizer", ["byte", "char", "gpt2"])
-def test_max_tokens_takes_whole_documents_from_the_front(tmp_path, monkeypatch, tokenizer):
+def test_max_tokens_takes_documents_from_the_front_and_cuts_the_last(tmp_path, monkeypatch, tokenizer):
     small(monkeypatch, 500)
     monkeypatch.setattr(tiktoken, "get_encoding", toy_gpt2)
     path = str(write_jsonl(tmp_path / "a.jsonl", ["a b c d e f g h"] + stories(300)))
     everything = prepare(input=[path], tokenizer="byte", out=tmp_path / "all", split="95/2.5/2.5")
     some = load_data(prepare(input=[path], tokenizer=tokenizer, out=tmp_path / "some", max_tokens="4k"))
-    assert 4000 - 200 < len(some.train) <= 4000
+    assert len(some.train) == 4000
     text = some.tokenizer.decode(some.train.window(0, len(some.train)))
     counts = some.meta["splits"]["train"]
-    assert text.encode() == b"".join(byte_documents(everything, "train")[:counts["documents"]])
-    assert counts["bytes"] == len(text.encode()) and some.train.window(len(some.train) - 1, 1) == some.tokenizer.end
+    documents = byte_documents(everything, "train")
+    whole = b"".join(documents[:counts["documents"]])
+    cut = text.encode().removeprefix(whole)
+    assert text.encode().startswith(whole) and documents[counts["documents"]].startswith(cut) and cut
+    assert counts["bytes"] == len(text.encode())
 
 def test_max_tokens_of_one_running_text_is_exact(tmp_path):
     (tmp_path / "a.txt").write_text("0123456789" * 1000)
