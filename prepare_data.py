@@ -34,7 +34,7 @@ from tqdm import tqdm
 from nanodepth.files import UserError, atomic_write, lock, run
 from nanodepth.settings import Parser, amount
 from nanodepth.data import SPLITS, ByteTokenizer, CharTokenizer, GPT2Tokenizer, load_data, shard_header, token_dtype
-from nanodepth.documents import Corpus, File, character, input_files, need, pieces, read
+from nanodepth.documents import Corpus, File, character, input_files, kind_of, need, pieces, read
 from nanodepth.tokenizer_json import HFTokenizer
 
 SHARD_TOKENS = 100_000_000      # tokens of a full shard, as in llm.c
@@ -360,9 +360,13 @@ def corpus_of(dataset, input: list[str], split, separator, text_key) -> Corpus:
     return corpus
 
 def are_few(corpus: Corpus) -> bool:
-    """Whether a hash would not divide the documents well: they are read until there are enough."""
+    """Whether a hash would not divide the documents well: they are read until there are enough of them."""
     n = 0
     for f in corpus.files:
+        names = f.members or [f.name]
+        if not corpus.separator and all(kind_of(name) == "text" for name in names):     # one document each
+            n += len(names)
+            continue
         for text, _ in read(f, corpus):
             n += bool(text) and not text.isspace()
             if n >= FEW:
