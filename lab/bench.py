@@ -4,9 +4,9 @@ Speed and memory of each router, as ratios to a plain residual.
     python -m lab.bench --routers block,rd,wav --n_layer 48 --n_embd 256 --seq_len 256 --batch_size 8
 
 Each router runs in a process of its own, beside one with the baseline; the two take turns, a step each, so that what
-else the machine does meets both. A step is a whole training step: forward, backward, AdamW. Absolute figures belong to the
-machine they were measured on; ratios travel better. On a CPU, memory is the peak resident set of the process, torch's own
-libraries (about 250 MiB) included; on a card, the peak of torch's allocator.
+else the machine does meets both. A step is a whole training step: forward, backward, AdamW. Absolute figures belong to
+the machine they were measured on; ratios travel better. On a CPU, memory is the peak resident set of the process,
+torch's own libraries (about 250 MiB) included; on a card, the peak of torch's allocator.
 """
 import json
 import math
@@ -156,7 +156,8 @@ def main(argv):
                 tqdm.write(f"| {name} | failed: {e} | | | | |")
                 results[name] = {"error": str(e)}
                 continue
-            speeds, ratios = [tokens / s for s in r["seconds"]], [a / b for a, b in zip(r["baseline_seconds"], r["seconds"])]
+            speeds = [tokens / s for s in r["seconds"]]
+            ratios = [a / b for a, b in zip(r["baseline_seconds"], r["seconds"])]
             tqdm.write(f"| {name} | {spread(speeds, '.0f')} | {spread(ratios, '.3f')} | {r['peak_mem_mb']:.0f} | "
                        f"{r['memory_ratio']:.3f} | {100 * (1 - r['ratio']):.1f} |")
     if bench.json:
