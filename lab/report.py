@@ -177,26 +177,20 @@ def pairs(runs: list[Run], baseline: str, tokens: int | None = None) -> "pd.Data
     for r in sorted(runs, key=lambda r: r.odd is None):                 # of two with one seed the one that is not odd
         there[r.label, r.depth, r.seed] = r
 
-    def why_not(run, base, line, its, other):
-        if run.odd or not base:
-            return run.odd or f"no {other}"
-        if base.odd:
-            return f"{base.folder.name} is left out itself: {base.odd}"
-        if not line or not its:
-            return f"{(base if line else run).folder.name} is not finished" if tokens is None else f"no {other} there"
-        uneven = f"{line['tokens']:,} tokens, not {its['tokens']:,}" if line["tokens"] != its["tokens"] else None
-        return unlike(run, base) or uneven
-
     for run in runs:
         other = against(run.label, {label for label, depth, _ in there if depth == run.depth}, baseline)
         line = at(run, tokens)
-        if other and (line or tokens is None):
-            base = there.get((other, run.depth, run.seed))
-            its = base and at(base, tokens)
-            why = why_not(run, base, line, its, other)
-            loss, its_loss = (math.nan, math.nan) if why else (line["val_loss"], its["val_loss"])
-            rows.append([run.depth, run.label, other, run.seed, run, line["tokens"] if line else math.nan, loss,
-                         its_loss, loss - its_loss, why])
+        if not other or not line and tokens is not None:
+            continue
+        base = there.get((other, run.depth, run.seed))
+        its = base and at(base, tokens)
+        why = (run.odd or not base and f"no {other}" or base.odd and f"{base.folder.name} is left out: {base.odd}"
+               or not line and f"{run.folder.name} is not finished"
+               or not its and f"{base.folder.name} has not come so far" or unlike(run, base)
+               or line["tokens"] != its["tokens"] and f"{line['tokens']:,} tokens, not {its['tokens']:,}" or None)
+        loss, its_loss = (math.nan, math.nan) if why else (line["val_loss"], its["val_loss"])
+        rows.append([run.depth, run.label, other, run.seed, run, line["tokens"] if line else math.nan, loss, its_loss,
+                     loss - its_loss, why])
     return pd.DataFrame(rows, columns=["depth", "label", "against", "seed", "run", "tokens", "loss", "base",
                                        "difference", "why"])
 

@@ -82,25 +82,16 @@ def integers(text: str, name: str) -> list[int]:
         raise UserError(f"--{name} is {text!r}; it must be whole numbers with commas, as in --{name} 1,2,3.")
     return list(dict.fromkeys(numbers))
 
-def parts_of(cell: str) -> tuple[str, list[str]]:
-    """'rd:rd_control=tied' -> ('rd', ['rd_control=tied']); the router may be FILE.py:Class."""
-    router, own = re.fullmatch(r"(.+?\.py:\w+|[^:]*)(.*)", cell).groups()
-    return router, [x for x in own.split(":") if x]
-
-def label_of(cell: str) -> str:
-    """A cell's name in tables and folders."""
-    router, own = parts_of(cell)
-    return ":".join([router_name(router), *own])
+def named(cell: str) -> tuple[str, str, list[str]]:
+    """'mine.py:Mine:rho=2' -> ('mine.py:Mine', 'Mine:rho=2', ['rho=2']): router, label in tables and folders, settings."""
+    router, own = re.fullmatch(r"(.+?\.py:\w+|[^:]*)(.*)", cell.strip()).groups()
+    return router, router_name(router) + own, own.split(":")[1:]
 
 def varied(text: str) -> list[str]:
     """'a=1,2 b=3' -> [':a=1:b=3', ':a=2:b=3']: what is added to every cell."""
-    axes = []
-    for axis in text.split():
-        name, _, values = axis.partition("=")
-        if not name or not all(values.split(",")):
-            raise UserError(f"--vary is {axis!r}; it must be a setting and its values, as in learning_rate=1e-3,2e-3.")
-        axes.append([f":{name}={value}" for value in values.split(",")])
-    return ["".join(values) for values in itertools.product(*axes)]
+    axes = [axis.partition("=") for axis in text.split()]
+    return ["".join(x) for x in itertools.product(*([f":{name}={value}" for value in values.split(",")]
+                                                    for name, _, values in axes))]
 
 def reckoned(value: str, depth: int) -> str:
     """'n_layer/2' at 12 layers -> '6'; what is no such expression stays as it is."""
@@ -120,7 +111,7 @@ def plan(sweep: SweepConfig, given: dict) -> list[Cell]:
     cells, routers = [], {}
     for seed, depth, extra, name in itertools.product(integers(sweep.seeds, "seeds"), integers(sweep.depths, "depths"),
                                                       varied(sweep.vary), dict.fromkeys(names)):
-        (router, own), label = parts_of(name + extra), label_of(name + extra)
+        router, label, own = named(name + extra)
         if routers.setdefault(router_name(router), router) != router:
             raise UserError(f"{routers[router_name(router)]} and {router} have one name in the tables; rename a class.")
         values = dict(x.partition("=")[::2] for x in own)
@@ -190,18 +181,13 @@ def place(slot: int, jobs: int, device: str) -> dict:
         env.setdefault("OMP_NUM_THREADS", str(max(1, cores // jobs)))
     return env
 
-def hold(cell: Cell) -> lock | None:
-    """The cell for this sweep alone; None while another sweep, or a run by hand, has it."""
+def hold(cell: Cell) -> contextlib.ExitStack | None:
+    """The cell for this sweep alone, until it is closed; None while another sweep, or a run by hand, has it."""
     cell.folder.mkdir(parents=True, exist_ok=True)
-    try:
-        held = lock(cell.folder, "another sweep has it", ".lock-sweep")
-    except UserError:
-        return None
-    try:
-        lock(cell.folder, "a run by hand has it").release()             # train.py's own
-        return held
-    except UserError:
-        held.release()
+    with contextlib.suppress(UserError), contextlib.ExitStack() as held:
+        held.enter_context(lock(cell.folder, "another sweep has it", ".lock-sweep"))
+        with lock(cell.folder, "a run by hand has it"):                 # train.py's own lock
+            return held.pop_all()
 
 def alone(folder: Path) -> lock:
     """The folder's tables for this sweep alone, as soon as another has written its own."""
@@ -213,8 +199,8 @@ def alone(folder: Path) -> lock:
 class Job:
     """A cell's run, in a process of its own. What it says is in output.txt in its folder, and stays when it fails."""
 
-    def __init__(self, cell: Cell, held: lock, slot: int, jobs: int):
-        self.cell, self.held, self.since, self.output = cell, held, time.time(), cell.folder / "output.txt"
+    def __init__(self, cell: Cell, held: contextlib.ExitStack, slot: int, jobs: int):
+        self.cell, self.held, self.output = cell, held, cell.folder / "output.txt"
         start = "resume" if (cell.folder / "ckpt.pt").exists() else cell.start
         command = [sys.executable, str(Path(__file__).with_name("child.py")), *cell.flags, flag("init_from", start),
                    flag("out_dir", cell.folder)]
@@ -233,7 +219,7 @@ class Job:
         self.process.stdin.close()
         if not keep:
             self.output.unlink(missing_ok=True)
-        self.held.release()
+        self.held.close()
 
 def run_cells(cells: list[Cell], waiting: list[Cell], jobs: int) -> dict[str, str]:
     """Run the waiting cells, `jobs` at a time. Returns why some failed, by their folders' names."""
@@ -248,7 +234,7 @@ def run_cells(cells: list[Cell], waiting: list[Cell], jobs: int) -> dict[str, st
                         continue
                     waiting.remove(cell)
                     if (there := read_run(cell.folder)) and there.done:         # by another sweep
-                        held.release()
+                        held.close()
                         done += 1
                         bar.update()
                         continue
@@ -264,8 +250,7 @@ def run_cells(cells: list[Cell], waiting: list[Cell], jobs: int) -> dict[str, st
                         text = f"{name} failed: {failed[name]}"
                     else:
                         done += 1
-                        seconds = tqdm.format_interval(time.time() - job.since)
-                        text = f"{name}: val loss {line['val_loss']:.4f}, {seconds}"
+                        text = f"{name}: val loss {line['val_loss']:.4f}"
                     bar.update()
                     tqdm.write(f"[{done + len(failed)}/{len(cells)}] {text}")
                     sys.stdout.flush()
@@ -312,7 +297,7 @@ def read_settings(argv) -> tuple[SweepConfig, dict]:
         given = {"routers": "", **{k: was[k] for k in ("baseline", "at_tokens") if k in was}, **given}
     sweep = SweepConfig(**{name: given.pop(name) for name in own if name in given})
     check_named(sweep.routers, flags.get("routers"), config, "routers")
-    sweep.baseline = label_of(sweep.baseline)
+    sweep.baseline = named(sweep.baseline)[1]
     if sweep.jobs < 1:
         raise UserError(f"--jobs is {sweep.jobs}; it must be 1 or more.")
     if given.get("init_from") == "resume":
@@ -332,7 +317,7 @@ def main(argv) -> None:
             json.dump(vars(sweep) | {"train": given}, f, indent=1)
         failed = run_cells(cells, waiting, sweep.jobs)
     if not failed or len(failed) < len(cells):
-        only = {label_of(x.strip()) for x in sweep.routers.split(",")} if sweep.report and sweep.routers else None
+        only = {named(x)[1] for x in sweep.routers.split(",")} if sweep.report and sweep.routers else None
         if not out_dir.is_dir():
             raise UserError(f"there is no folder {out_dir}.")
         with alone(out_dir):

@@ -210,7 +210,7 @@ def test_a_control_that_was_stopped_early(runs):
         f.write('{"iter": 20, "val_lo')                                 # cut short by a kill
     text = tell(runs)
     got = row(text, "wav")
-    assert got["n"] == "2" and got["left out"] == "s1: block-4x16-s1 is not finished"
+    assert got["n"] == "2" and got["left out"] == "s1: block-4x16-s1 has not come so far"
     assert "block-4x16-s1 is not finished: iteration 10 of 20." in text
     # means of other seeds are not to be compared, and not drawn side by side
     assert [r[3] for r in rows_of(text, MEANS)] == ["0 2", "0 1 2"]
