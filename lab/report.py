@@ -199,15 +199,14 @@ def pairs(runs: list[Run], baseline: str, tokens: int | None = None) -> "pd.Data
 
 def means(runs: list[Run], baseline: str, tokens: int | None = None) -> "pd.DataFrame":
     """A row for each depth and label: mean and standard deviation (bar) of the losses (of `at`) of its runs that are
-    not odd. `like`: the seeds of the baseline (else, of the largest cell); `alike`: this cell has them too, so that its
-    mean may be drawn beside the others."""
+    not odd. `like`: the seeds of the baseline (else, of the first cell); `alike`: this cell has them too, so that its mean
+    may be drawn beside the others."""
     lines = pd.DataFrame([r.row(line) for r in runs if not r.odd and (line := at(r, tokens))],
                          columns=["depth", "label", "tokens", "seed", "params", "val_loss"])
     found = lines.astype({"val_loss": float}).groupby(["depth", "label"], sort=False).agg(
         tokens=("tokens", "max"), seeds=("seed", tuple), params=("params", "mean"), mean=("val_loss", "mean"),
         bar=("val_loss", "std"))
-    like = {d: max(cells.items(), key=lambda cell: (cell[0] == (d, baseline), len(cell[1])))[1]
-            for d, cells in found.seeds.groupby("depth")}
+    like = {d: cells.get((d, baseline), cells.iloc[0]) for d, cells in found.seeds.groupby("depth")}
     found = found.reset_index()
     found["like"] = [like[d] for d in found.depth]
     return found.assign(alike=found.seeds == found.like)
@@ -409,7 +408,7 @@ def draw_curves(plt, runs, baseline, styles):
         own = [r for r in runs if r.depth == depth]
         ticks = sorted({x["tokens"] for r in own for x in r.evals})
         ticks = [x for x in ticks if milestones(None, own) or x >= ticks[-1] / 2]
-        for axis, points in zip(column, drawn(own, baseline, ticks)):
+        for axis, points in zip(column, drawn(own, baseline, ticks or [None])):
             for label, part in points.groupby("label", sort=False):
                 lines[label], = axis.plot(part.tokens, part["mean"], **styles[label], label=label)
                 low, high = (part["mean"] + sign * part.bar.fillna(0) for sign in (-1, 1))

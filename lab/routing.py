@@ -131,10 +131,10 @@ def js_divergence(p, q):
     """Jensen-Shannon divergence of two distributions over the first dimension, in nats: 0 to log 2."""
     return (entropy((p + q) / 2) - (entropy(p) + entropy(q)) / 2).clamp(min=0)
 
-def measure(model, batches) -> dict:
-    """The loss of a model, and what its depth reads choose: {"loss", "reads": one dict for each}. batches: a list of
-    (b, T + 1) int64."""
-    router, names = model.router, {}
+def measure(model, batches) -> tuple[float, list[dict]]:
+    """The loss of a model; and for each sublayer, and at last the head, what its read chooses and what it gets. batches:
+    a list of (b, T + 1) int64."""
+    router, names, eps = model.router, {}, model.config.norm_eps
     sums, counts = defaultdict(float), defaultdict(int)
     decoupled = getattr(router, "decouple_v", False) or model.config.decouple_v
 
@@ -160,47 +160,38 @@ def measure(model, batches) -> dict:
         if len(plain) > 1:
             add(l, "cosine", F.cosine_similarity(sources[plain[-1]].float(), sources[plain[-2]].float(), dim=-1))
 
-    for batch in tqdm(batches, disable=None, leave=False, unit="batch"):
-        with torch.no_grad(), Watch(router, see):
-            add(None, "loss", model(batch[:, :-1], batch[:, 1:])[1].expand(batch[:, 1:].shape))
-    mean = {key: (total / counts[key]).tolist() for key, total in sums.items()}
-    reads = []
-    for l, own in sorted(names.items()):
-        read, n = {name: value for (at, name), value in mean.items() if at == l}, len(own)
-        for route in ("", "v_"):
-            if n > 1 and route + "entropy" in read:
-                read[route + "relative_entropy"] = read[route + "entropy"] / math.log(n)
-        weights = dict(zip(own, read["weights"]))
-        if details := [w for name, w in weights.items() if "." in name]:
-            read["share_details"] = sum(details)
-        reads.append({"read": l, "name": read_name(l, router.head), "n": n, "equal": 1 / n, "sources": own,
-                      "choice": has_choice(router, l, n), "share_e": weights.get("e"), **read})
-    return {"loss": mean[None, "loss"], "reads": reads}
-
-def inputs(model, batches) -> dict[int, dict]:
-    """What reaches each sublayer, and at last the head, before its norm: rms and passed, and v_ of the value route."""
-    seen, eps = defaultdict(list), model.config.norm_eps
-
-    def watch(l):
+    def gets(l):
         def hook(module, hs):                                                   # (B, T, D) each: h, or h and h_v
             for route, h in zip(("", "v_"), hs):
                 square = h.cpu().double().square().mean(-1)                     # (B, T)
-                seen[l, route + "rms"].append(square.sqrt().flatten())
-                seen[l, route + "passed"].append((square / (square + eps)).sqrt().flatten())
+                add(l, route + "rms", square.sqrt())
+                add(l, route + "passed", (square / (square + eps)).sqrt())
         return hook
 
-    handles = [f.register_forward_pre_hook(watch(l)) for l, f in enumerate([*model.sublayers, model.norm])]
+    parts = [*model.sublayers, model.norm]
+    handles = [part.register_forward_pre_hook(gets(l)) for l, part in enumerate(parts)]
     try:
-        with torch.no_grad():
-            for batch in batches:
-                model(batch[:, :-1], batch[:, 1:])
+        for batch in tqdm(batches, disable=None, leave=False, unit="batch"):
+            with torch.no_grad(), Watch(router, see):
+                add(None, "loss", model(batch[:, :-1], batch[:, 1:])[1].expand(batch[:, 1:].shape))
     finally:
         for handle in handles:
             handle.remove()
-    found = defaultdict(dict)
-    for (l, name), values in seen.items():
-        found[l][name] = torch.cat(values).mean().item()
-    return found
+    mean, rows = {key: (total / counts[key]).tolist() for key, total in sums.items()}, []
+    for l in range(len(parts)):
+        n = len(names.get(l, ()))
+        row = {"read": l, "name": read_name(l, len(parts) - 1), "n": n, "choice": has_choice(router, l, n),
+               **{name: value for (at, name), value in mean.items() if at == l}}
+        if n:
+            weights = dict(zip(names[l], row["weights"]))
+            row |= {"sources": names[l], "equal": 1 / n, "share_e": weights.get("e")}
+            if details := [w for name, w in weights.items() if "." in name]:
+                row["share_details"] = sum(details)
+        if n > 1:
+            row |= {route + "relative_entropy": row[route + "entropy"] / math.log(n) for route in ("", "v_")
+                    if route + "entropy" in row}
+        rows.append(row)
+    return mean[None, "loss"], rows
 
 # ---------------------------------------------------------------------------------------------------------------------
 # masks
@@ -312,18 +303,17 @@ def look_at(path: str, s: RoutingConfig, device: str) -> tuple[dict, list[dict],
     run, seed = Path(path).resolve().name, settings["seed"]
     cell = run.removesuffix(f"-s{seed}")
     label = unquote(cell.removesuffix(f"-{config.n_layer}x{config.n_embd}").replace("+", ":"))          # as lab.sweep's
-    found = measure(model, batches)
+    loss, reads = measure(model, batches)
     facts = {"label": label, "cell": cell, "run": run, "router": router_name(config.router), "n_layer": config.n_layer,
              "n_embd": config.n_embd, "seed": seed, "iter": i, "dataset": dataset,
-             "tokens": sum(batch[:, 1:].numel() for batch in batches), "loss": found["loss"]}
-    first, reads = first_model(checkpoint, config), {read["read"]: read for read in found["reads"]}
-    now, before = inputs(model, batches), inputs(first.to(device), batches) if first else {}
-    rows = [facts | {"read": l, "name": read_name(l, 2 * config.n_layer), **now[l],
-                     **{f"{name}_first": x for name, x in before.get(l, {}).items()},
-                     **reads.get(l, {"n": 0, "choice": False})} for l in sorted(now)]
+             "tokens": sum(batch[:, 1:].numel() for batch in batches), "loss": loss}
+    first = first_model(checkpoint, config)
+    before = measure(first.to(device), batches)[1] if first else [{} for _ in reads]
+    rows = [facts | read | {f"{name}_first": x for name, x in then.items() if name.endswith(("rms", "passed"))}
+            for read, then in zip(reads, before)]
     made = {k: v for k, v in settings.items() if k not in {*NO_MATTER, "seed"}} | checkpoint.get("fingerprint", {}) | {
         "iter": i}
-    return made, rows, [facts | a for a in ablate(model, batches, found["reads"], s.ablate)] if s.ablate else []
+    return made, rows, [facts | a for a in ablate(model, batches, reads, s.ablate)] if s.ablate else []
 
 def look_at_all(paths: list[str], s: RoutingConfig, device: str) -> tuple["pd.DataFrame", "pd.DataFrame"]:
     """The rows and the ablations of runs, and of every run in a folder; a note on those in it that cannot be measured.

@@ -11,8 +11,6 @@ import numpy as np
 from lab.report import MARKS, paired, pd, signed, table
 from nanodepth.files import UserError
 
-BESIDE = 6                               # cells beside each other in a table of --compare
-
 # ---------------------------------------------------------------------------------------------------------------------
 # tables
 
@@ -22,6 +20,7 @@ COLUMNS = {"n": "sources", "sharpness": "sharpness", "v_sharpness": "V sharpness
 MEANS = {"mean sharpness": "sharpness", "mean of equal weights": "equal", "mean H / log n": "relative_entropy",
          "mean weight of e": "share_e", "divergence of Q/K and V, nats": "js_nats",
          "cosine of the newest two": "cosine"}
+LEAST = {"least passed, at first": "passed_first", "least passed": "passed"}
 
 def number(x: float) -> str:
     return "" if math.isnan(x) else f"{x:.3f}" if abs(x) >= 0.01 or x == 0 else f"{x:#.2g}"
@@ -49,20 +48,20 @@ def of_run(part: "pd.DataFrame") -> "pd.Series":
     """What --compare lays side by side, of the reads of one run: means over those that have a choice."""
     chosen = part[part["choice"]]
     eighth = (4 * chosen["read"] // chosen["n_layer"]).clip(upper=7)            # the head's read is in the last
-    deep = {f"sharpness, depth {k}/8 to {k + 1}/8": chosen["sharpness"][eighth == k].mean() for k in range(8)}
-    return pd.Series(deep | {title: chosen[name].mean() for title, name in MEANS.items()} | {
-        "least passed, at first": part["passed_first"].min(), "least passed": part["passed"].min(),
-        "loss": part["loss"].iloc[0]})
+    deep = {f"sharpness, depth {k}/8 to {k + 1}/8": chosen["sharpness"][eighth == k].mean() for k in {*eighth}}
+    return pd.Series(deep | {title: chosen[name].mean() for title, name in MEANS.items() if name in chosen} | {
+        title: part[name].min() for title, name in LEAST.items() if name in part} | {"loss": part["loss"].iloc[0]})
 
 def comparison(frame: "pd.DataFrame") -> str:
-    """The cells side by side; more than BESIDE in one table after another."""
-    whole = frame.reindex(columns=[*frame, *({*COLUMNS, *MEANS.values()} - {*frame})])
-    of_runs = {cell: part.groupby("run", sort=False).apply(of_run) for cell, part in whole.groupby("cell", sort=False)}
-    texts, cells = [], list(of_runs)
-    for some in (cells[i:i + BESIDE] for i in range(0, len(cells), BESIDE)):
-        rows = [[title, *(with_interval(of_runs[cell][title], "{:.4f}".format if title == "loss" else number)
-                          for cell in some)] for title in of_runs[some[0]]]
-        texts.append(table(["", *(with_n(cell, len(of_runs[cell])) for cell in some)], [r for r in rows if any(r[1:])]))
+    """The cells side by side, a table for each size of model."""
+    texts = []
+    for _, size in frame.groupby(["n_layer", "n_embd"]):
+        cells = {cell: pd.DataFrame([of_run(run) for _, run in part.groupby("run", sort=False)])
+                 for cell, part in size.groupby("cell", sort=False)}
+        titles = list(dict.fromkeys(title for runs in cells.values() for title in runs))
+        rows = [[title, *(with_interval(runs[title], "{:.4f}".format if title == "loss" else number)
+                          if title in runs else "" for runs in cells.values())] for title in titles]
+        texts.append(table(["", *(with_n(cell, len(runs)) for cell, runs in cells.items())], rows))
     return "\n".join(texts)
 
 def ablation_text(ablations: "pd.DataFrame") -> str:
@@ -137,8 +136,8 @@ def lines(plt, frame: "pd.DataFrame", columns: dict, figure=None):
     tokens, data, iterations = (" or ".join(map(str, sorted({*frame[name]}))) for name in ("tokens", "dataset", "iter"))
     figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=6, fontsize=8, title_fontsize=8,
                   title=f"Means over {tokens} validation tokens of {data} at iteration {iterations}, then over seeds, "
-                        f"in a band of 95 %.\nMarkers: attention; dashes: MLPs; dots: values of attention; grey: equal "
-                        f"weights.")
+                        f"in a band of 95 %.\nMarkers: attention; dashes: MLPs; dots: values of attention"
+                        f"{'; grey: equal weights' * ('sharpness' in columns)}.")
     return figure
 
 def maps(figure, frame: "pd.DataFrame") -> None:

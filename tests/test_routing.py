@@ -13,7 +13,7 @@ from lab import report, routing
 from nanodepth.files import UserError
 from model import GPT, ROUTERS, WAV, Block, GPTConfig, depth_read
 from lab import routing_report as shows
-from lab.routing import Watch, entropy, inputs, js_divergence, made_of, measure
+from lab.routing import Watch, entropy, js_divergence, made_of
 from tiny import checkpoint, data_folder, go
 from toys import Recorder, build, label, problem, settings, toy_sublayers
 
@@ -124,13 +124,21 @@ def model_of(router, n_layer=3, scale=0.0, **flags):
             s.down_proj.weight.mul_(20)
     return model
 
+def measure(model, batches) -> list[dict]:
+    """The reads of a model."""
+    return [row for row in routing.measure(model, batches)[1] if row["n"]]
+
+def inputs(model, batches) -> dict[int, dict]:
+    """What reaches each sublayer, and the head."""
+    return {row["read"]: {k: v for k, v in row.items() if k.endswith(("rms", "passed"))}
+            for row in routing.measure(model, batches)[1]}
+
 def tokens(n=5):
     return torch.randint(11, (n, 7), generator=torch.Generator().manual_seed(1))
 
 @pytest.mark.parametrize("router", READING)
 def test_untrained_weights_are_uniform(router):
-    result = measure(model_of(router, n_blocks=2), [tokens()])
-    for read in result["reads"]:
+    for read in measure(model_of(router, n_blocks=2), [tokens()]):
         n = len(read["sources"])
         plain = [x for x in read["sources"] if "." not in x]
         each = 1 / (len(plain) + math.exp(-2) * (n - len(plain)))       # wav: a detail weighs exp(-2) of a sum
@@ -148,11 +156,11 @@ def test_untrained_weights_are_uniform(router):
                                    {"rd_control": "frozen_v"}], ids=lambda f: f["rd_control"])
 def test_divergence_of_decoupled_reads(flags):
     model, batch = model_of("rd", scale=2.0, **flags), tokens()
-    result = measure(model, [batch])
+    measured, reads = routing.measure(model, [batch])
     seen = {}
     with torch.no_grad(), Watch(model.router, lambda l, sources, alphas: seen.update({l: (sources, alphas)})):
         loss = model(batch[:, :-1], batch[:, 1:])[1].item()
-    assert result["loss"] == pytest.approx(loss)
+    assert measured == pytest.approx(loss)
     divergences = []
     for l in range(2, 6, 2):
         sources = torch.stack(seen[l][0]).double()                      # (n, B, T, D)
@@ -164,23 +172,23 @@ def test_divergence_of_decoupled_reads(flags):
         m = (p + q) / 2
         js = ((p * (p / m).log()).sum(0) + (q * (q / m).log()).sum(0)) / 2
         divergences.append(js.mean().item())
-        read = result["reads"][l]
+        read = reads[l]
         assert read["js_nats"] == pytest.approx(divergences[-1], abs=1e-6)
         assert read["weights"] == pytest.approx(p.mean((1, 2)).tolist(), abs=1e-5)
         assert read["v_weights"] == pytest.approx(q.mean((1, 2)).tolist(), abs=1e-5)
         assert read["sharpness"] == pytest.approx(p.amax(0).mean().item(), abs=1e-5)
         assert read["v_entropy"] == pytest.approx(-(q * q.log()).sum(0).mean().item(), abs=1e-5)
     if flags["rd_control"] == "tied":
-        assert all(read.get("js_nats", 0) == 0 for read in result["reads"])
+        assert all(read.get("js_nats", 0) == 0 for read in reads)
     else:
         assert sum(divergences) / 2 > 0.05
 
 def test_means_are_over_tokens_however_they_are_batched():
     model, batch = model_of("wav", scale=1.0), tokens()
-    one, two = measure(model, [batch]), measure(model, [batch[:4], batch[4:]])
-    assert one["loss"] == pytest.approx(two["loss"], abs=1e-6)
-    for a, b in zip(one["reads"], two["reads"], strict=True):
-        for name in ("weights", "sharpness", "entropy", "cosine"):
+    (loss, one), (other, two) = routing.measure(model, [batch]), routing.measure(model, [batch[:4], batch[4:]])
+    assert loss == pytest.approx(other, abs=1e-6)
+    for a, b in zip(one, two, strict=True):
+        for name in ("weights", "sharpness", "entropy", "cosine", "rms"):
             assert a.get(name) == pytest.approx(b.get(name), abs=1e-5)
 
 @pytest.mark.parametrize("router, newest", [("attnres", [-2, -1]), ("cumulative", [-2, -1]), ("wav", [-6, -3])])
@@ -189,7 +197,7 @@ def test_cosine_of_the_newest_two_by_hand(router, newest):
     model.double()
     with torch.no_grad(), Watch(model.router, lambda l, sources, alphas: seen.update({l: sources})):
         model(batch[:, :-1])
-    reads = measure(model, [batch])["reads"]
+    reads = measure(model, [batch])
     assert "cosine" not in reads[0]
     a, b = (seen[5][i] for i in ([0, 1] if router == "wav" else newest))        # wav: e, and C without its details
     cosine = (a * b).sum(-1) / (a.square().sum(-1) * b.square().sum(-1)).sqrt()
@@ -251,7 +259,7 @@ def test_a_masked_source_has_weight_0_and_the_others_are_renormalised():
 
 def test_ablations_put_weight_and_effect_side_by_side():
     model, batch = model_of("attnres", scale=1.0), tokens()
-    reads = measure(model, [batch])["reads"]
+    reads = measure(model, [batch])
     every = routing.ablate(model, [batch], reads, "all")
     assert {r["source"]: r["masked in"] for r in every} == {
         "e": "6 reads", "u0": "6 reads", "u1": "5 reads", "u2": "4 reads", "u3": "3 reads", "u4": "2 reads",
@@ -272,7 +280,7 @@ def test_ablations_put_weight_and_effect_side_by_side():
 
 def test_delta_has_nothing_to_choose_at_its_first_sublayer():
     model = model_of("delta", n_layer=2, null_source=True)
-    reads = measure(model, [tokens()])["reads"]
+    reads = measure(model, [tokens()])
     assert reads[0]["sources"] == ["null", "e"] and [read["choice"] for read in reads] == [False, True, True, True]
     masks = routing.ablate(model, [tokens()], reads, "each")
     assert {mask["masked in"] for mask in masks} == {"mlp 0", "attn 1", "mlp 1"}
