@@ -13,6 +13,7 @@ import math
 import multiprocessing
 import os
 import platform
+import re
 import signal
 import statistics
 import threading
@@ -168,11 +169,9 @@ def main(argv):
 
 def cpu_name() -> str:
     """The processor's name, as the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):                            # not Linux, or another processor
-        return platform.processor() or platform.machine()
+    told = Path("/proc/cpuinfo")
+    name = re.search(r"model name\s*: (.*)", told.read_text(encoding="utf-8")) if told.exists() else None
+    return name[1] if name else platform.processor() or platform.machine()
 
 if __name__ == "__main__":
     run(main)

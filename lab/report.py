@@ -58,7 +58,8 @@ class Run:
     def row(self, line: dict) -> dict:
         """A line of evaluations.csv: an evaluation, and what a reader may group it by."""
         s, mark = train.DEFAULTS | self.config["settings"], self.mark
-        return {"label": self.label, "router": self.label.split(":")[0], "depth": self.depth, "seed": self.seed,
+        router, *own = self.label.split(":")
+        return {"label": self.label, "router": router, "settings": " ".join(own), "depth": self.depth, "seed": self.seed,
                 **{name: s[name] for name in ("n_embd", "dataset", "learning_rate", "init_from")},
                 "params": self.config["params"], **{name: mark.get(name) for name in ("torch", "device", "dtype")},
                 **{f"{name}_digest": mark.get(name) for name in ("data", "start", "model", "router")},
@@ -139,7 +140,7 @@ def unlike(a: Run, b: Run, one_cell: bool = False) -> str | None:
     mine, theirs = settings_in(a.label), settings_in(b.label)
     may = {k for k in mine | theirs if mine.get(k) != theirs.get(k) or "n_layer" in mine[k] and a.depth != b.depth}
     s, t = (train.DEFAULTS | r.config["settings"] for r in (a, b))
-    m, n = (r.config.get("model", {}) for r in (a, b))                  # where n_blocks none is a number
+    m, n = (r.config.get("model", {}) for r in (a, b))                  # n_blocks none is a number there
     for name in s:
         if name not in {*may, *NO_MATTER, "n_layer", "seed"} and s[name] != t.get(name) and (
                 name not in m or m[name] != n.get(name)):

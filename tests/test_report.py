@@ -230,8 +230,9 @@ def test_what_may_differ(runs):
         fake_run(runs, "rd:rd_control=tied:learning_rate=0.1", 4, seed, BLOCK[seed], rd_control="tied",
                  learning_rate=0.1)
         fake_run(runs, "block:plain_read=true", 4, seed, BLOCK[seed], plain_read=True, log_interval=7, compile=True)
+        fake_run(runs, "wav", 4, seed, WAV[seed], n_blocks=4)           # as none is at 4 layers
     text = tell(runs)
-    for label in ("rd:rd_control=tied:learning_rate=0.1", "block:plain_read=true"):
+    for label in ("rd:rd_control=tied:learning_rate=0.1", "block:plain_read=true", "wav"):
         assert (row(text, label)["n"], row(text, label)["left out"]) == ("3", "")
     for seed in range(3):
         for label, losses in (("block", BLOCK), ("wav", WAV)):
