@@ -59,8 +59,8 @@ class Run:
         """A line of evaluations.csv: an evaluation, and what a reader may group it by."""
         s, mark = train.DEFAULTS | self.config["settings"], self.mark
         router, *own = self.label.split(":")
-        return {"label": self.label, "router": router, "settings": " ".join(own), "depth": self.depth, "seed": self.seed,
-                **{name: s[name] for name in ("n_embd", "dataset", "learning_rate", "init_from")},
+        return {"label": self.label, "router": router, "settings": " ".join(own), "depth": self.depth,
+                "seed": self.seed, **{name: s[name] for name in ("n_embd", "dataset", "learning_rate", "init_from")},
                 "params": self.config["params"], **{name: mark.get(name) for name in ("torch", "device", "dtype")},
                 **{f"{name}_digest": mark.get(name) for name in ("data", "start", "model", "router")},
                 "run": self.folder.name, "odd": self.odd,
@@ -200,8 +200,8 @@ def pairs(runs: list[Run], baseline: str, tokens: int | None = None) -> "pd.Data
 
 def means(runs: list[Run], baseline: str, tokens: int | None = None) -> "pd.DataFrame":
     """A row for each depth and label: mean and standard deviation (bar) of the losses (of `at`) of its runs that are
-    not odd. `like`: the seeds of the baseline (else, of the first cell); `alike`: this cell has them too, so that its mean
-    may be drawn beside the others."""
+    not odd. `like`: the seeds of the baseline (else, of the first cell); `alike`: this cell has them too, so that its
+    mean may be drawn beside the others."""
     lines = pd.DataFrame([r.row(line) for r in runs if not r.odd and (line := at(r, tokens))],
                          columns=["depth", "label", "tokens", "seed", "params", "val_loss"])
     found = lines.astype({"val_loss": float}).groupby(["depth", "label"], sort=False).agg(

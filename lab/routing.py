@@ -132,8 +132,8 @@ def js_divergence(p, q):
     return (entropy((p + q) / 2) - (entropy(p) + entropy(q)) / 2).clamp(min=0)
 
 def measure(model, batches) -> tuple[float, list[dict]]:
-    """The loss of a model; and for each sublayer, and at last the head, what its read chooses and what it gets. batches:
-    a list of (b, T + 1) int64."""
+    """The loss of a model; and for each sublayer, and at last the head, what its read chooses and what it gets.
+    batches: a list of (b, T + 1) int64."""
     router, names, eps = model.router, {}, model.config.norm_eps
     sums, counts = defaultdict(float), defaultdict(int)
     decoupled = getattr(router, "decouple_v", False) or model.config.decouple_v

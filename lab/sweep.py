@@ -20,6 +20,7 @@ adds to what is there. Seeds are the outer loop: after one the table is whole.
 """
 import argparse
 import contextlib
+import functools
 import itertools
 import json
 import math
@@ -83,7 +84,8 @@ def integers(text: str, name: str) -> list[int]:
     return list(dict.fromkeys(numbers))
 
 def named(cell: str) -> tuple[str, str, list[str]]:
-    """'mine.py:Mine:rho=2' -> ('mine.py:Mine', 'Mine:rho=2', ['rho=2']): router, label in tables and folders, settings."""
+    """'mine.py:Mine:rho=2' -> ('mine.py:Mine', 'Mine:rho=2', ['rho=2']): the router, the label in tables and folders,
+    and the settings."""
     router, own = re.fullmatch(r"(.+?\.py:\w+|[^:]*)(.*)", cell.strip()).groups()
     return router, router_name(router) + own, own.split(":")[1:]
 
@@ -137,16 +139,17 @@ def plan(sweep: SweepConfig, given: dict) -> list[Cell]:
 
 def todo(cells: list[Cell]) -> list[Cell]:
     """The cells that are not done. UserError when a run that is there is not the one that was asked for."""
-    left, data, code = [], {}, {}
+    @functools.cache                                                    # the built-in corpus is made here
+    def data(dataset, tokenizer):
+        return data_facts(train.open_data(dataset, tokenizer))["digest"]
+
+    left = []
     for cell in cells:
         s = cell.settings
-        source, own = (s["dataset"], s["tokenizer"]), (s["router"], s["router_sha256"])
-        if source not in data:                                          # the built-in corpus is made here, once
-            data[source] = data_facts(train.open_data(*source))["digest"]
-        if own not in code:
-            code[own] = code_digests(own[0], ROUTERS, train.CODE, own[1])[0]
+        now = {"data": data(s["dataset"], s["tokenizer"]),
+               "router": code_digests(s["router"], ROUTERS, train.CODE, s["router_sha256"])[0]}
         if run := read_run(cell.folder):
-            mark = run.mark and run.mark | {"data": data[source], "router": code[own]}
+            mark = run.mark and run.mark | now
             config = {"settings": s, "fingerprint": mark, "tokens_per_step": train.windows_a_step(s) * s["seq_len"]}
             why = unlike(run, Run(cell.label, cell.depth, cell.seed, config, [], [], cell.folder), one_cell=True)
             if not why and run.mark.get("start") != cell.weights:
