@@ -84,7 +84,7 @@ DIVERGENCE = {0.218: "0.218\nRD's paper"}                       # mean over laye
 CHOICES = {"sharpness": ("sharpness: mean of the largest weight", {"ylim": (0, 1)}, SHARP),
            "relative_entropy": ("entropy / log n: 1 is uniform", {"ylim": (0, 1.05)}, {}),
            "cosine": ("cosine of the newest source and the one before", {}, {}),
-           "js_nats": ("divergence of the Q/K and V routes, nats", {"ylim": (0, 0.24)}, DIVERGENCE)}
+           "js_nats": ("divergence of the Q/K and V routes, nats", {"ylim": (0, None)}, DIVERGENCE)}
 REACHING = {"rms_first": ("rms of h_l, first weights", {"yscale": "log"}, {}),
             "rms": ("rms of h_l, trained", {"yscale": "log"}, {}),
             "passed_first": ("share that passes the norm's epsilon, first weights", {"ylim": (0, 1.05)}, {}),
@@ -144,7 +144,8 @@ def maps(figure, frame: "pd.DataFrame") -> None:
     """The weights of one run: reads down, the same in every map of attention, sources across; hatched where a read does
     not have the source."""
     from matplotlib.colors import PowerNorm
-    names = list(dict.fromkeys(name for names in frame["sources"].dropna() for name in names))
+    frame = frame[frame["n"] > 0]                                               # where mixes are added the head reads not
+    names = list(dict.fromkeys(name for names in frame["sources"] for name in names))
     names.sort(key=lambda name: name.startswith("PC"))                          # the block in progress last
     attention = (frame["read"] % 2 == 0) & (frame["read"] < 2 * frame["n_layer"])
 

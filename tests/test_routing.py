@@ -450,6 +450,21 @@ def wrong(message, *argv):
         routing.main([*map(str, argv), "--device", "cpu"])
     assert message in str(e.value) and len(str(e.value).splitlines()) <= 2
 
+def test_pictures_of_a_router_that_adds_with_routes_far_apart(data, tmp_path, monkeypatch):
+    """Its head reads nothing; a divergence above the paper's is inside its axis."""
+    plt = pytest.importorskip("matplotlib.pyplot")
+    go("--dataset", data, "--router", "delta", "--decouple_v", "--out_dir", tmp_path / "delta-2x16-s0", "--max_iters", 1)
+    drawn = []
+    monkeypatch.setattr(report, "save", lambda plt, path, figure: drawn.append(figure))
+    monkeypatch.setattr(routing, "js_divergence", lambda p, q: p[0] * 0 + 0.6)
+    routed(tmp_path / "delta-2x16-s0", "--png", tmp_path / "d.png")
+    maps = [axis for axis in drawn[0].axes if axis.get_images()]
+    assert [axis.get_title() for axis in maps] == ["attention, Q/K", "attention, V", "V minus Q/K", "MLPs, head"]
+    assert [label.get_text() for label in maps[-1].get_yticklabels()] == ["mlp 0", "mlp 1"]
+    js = next(axis for axis in drawn[0].axes if "divergence" in axis.get_title())
+    assert js.get_ylim()[0] == 0 and 0.6 < js.get_ylim()[1] < 0.7
+    plt.close("all")
+
 def test_what_a_user_can_get_wrong(runs, data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rd, residual = runs / "rd-2x16-s0", runs / "residual-2x16-s0"
