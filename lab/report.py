@@ -8,7 +8,6 @@ import json
 import math
 import re
 from dataclasses import dataclass, fields
-from functools import cached_property
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -39,7 +38,7 @@ def needed() -> None:
 
 @dataclass
 class Run:
-    label: str
+    label: str                           # "block", "rd:rd_control=tied"
     depth: int
     seed: int
     config: dict                         # config.json
@@ -52,74 +51,70 @@ class Run:
     def done(self) -> bool:
         return bool(self.evals) and self.evals[-1]["iter"] >= self.config["settings"]["max_iters"]
 
-    def facts(self) -> dict:
-        """The columns of the CSV files by which a reader may group."""
-        s, mark = train.DEFAULTS | self.config["settings"], self.config.get("fingerprint") or {}
+    @property
+    def mark(self) -> dict:
+        return self.config.get("fingerprint") or {}
+
+    def row(self, line: dict) -> dict:
+        """A line of evaluations.csv: an evaluation, and what a reader may group it by."""
+        s, mark = train.DEFAULTS | self.config["settings"], self.mark
         router, *own = self.label.split(":")
         return {"label": self.label, "router": router, "settings": " ".join(own), "depth": self.depth,
-                "seed": self.seed, "n_embd": s["n_embd"], "params": self.config["params"], "dataset": s["dataset"],
-                "learning_rate": s["learning_rate"], "init_from": s["init_from"],
-                **{name: mark.get(name) for name in ("torch", "device", "dtype")},
+                "seed": self.seed, **{name: s[name] for name in ("n_embd", "dataset", "learning_rate", "init_from")},
+                "params": self.config["params"], **{name: mark.get(name) for name in ("torch", "device", "dtype")},
                 **{f"{name}_digest": mark.get(name) for name in ("data", "start", "model", "router")},
-                "run": self.folder.name, "odd": self.odd}
-
-    @cached_property
-    def row(self) -> dict:
-        """Its line of results.csv. tok_per_s is the median of the log's lines, peak_mem_mb their largest, in MiB."""
-        steps = pd.DataFrame(self.steps, columns=["tok_per_s", "peak_mem_mb", "elapsed_s"]).astype(float)
-        return self.facts() | {name: self.evals[-1].get(name) for name in EVALUATED} | {
-            "tok_per_s": steps.tok_per_s.median(), "peak_mem_mb": steps.peak_mem_mb.max(),
-            "elapsed_s": steps.elapsed_s.max()}
-
-EVALUATED = ["iter", "tokens", "val_loss", "val_bpb", "train_loss"]
+                "run": self.folder.name, "odd": self.odd,
+                **{name: line.get(name) for name in ("iter", "tokens", "val_loss", "val_bpb", "train_loss")}}
 
 def folder_name(label: str, depth: int, width: int, seed: int) -> str:
     """rd:rd_control=tied at 12 layers of 64, seed 0 -> rd+rd_control=tied-12x64-s0"""
     return f"{quote(label, safe=':=').replace(':', '+')}-{depth}x{width}-s{seed}"
+
+def settings_in(label: str) -> dict:
+    """rd:rd_control=tied -> {"rd_control": "tied"}"""
+    return dict(x.split("=", 1) for x in label.split(":")[1:])
 
 def read_run(folder: Path) -> Run | None:
     """A run's settings and log; None where none has begun. A last line that a kill has cut short does not count."""
     name = re.fullmatch(r"(.+)-(\d+)x(\d+)-s(\d+)", folder.name)
     if not name or not (folder / "config.json").exists():
         return None
+    label, numbers = unquote(name[1].replace("+", ":")), [int(x) for x in name.groups()[1:]]
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        s = config["settings"]
-        router, depth, width, seed = router_name(s["router"]), s["n_layer"], s["n_embd"], s["seed"]
-        s["max_iters"] + config["params"]
-        label = unquote(name[1].replace("+", ":"))
-        own = dict(x.split("=", 1) for x in label.split(":")[1:] if "n_layer" not in x)
-        false = [k for k, v in own.items() if convert(KINDS[k], v, k) != s.get(k, train.DEFAULTS[k])]
+        s = train.DEFAULTS | config["settings"]
+        holds = [router_name(s["router"]), s["n_layer"], s["n_embd"], s["seed"]]
+        false = [f"{k} {s[k]}" for k, v in settings_in(label).items()
+                 if "n_layer" not in v and convert(KINDS[k], v, k) != s[k]]
         with open(folder / "log.jsonl", "rb") as f:
             lines = [json.loads(line) for line in f if iter_of(line) < math.inf]
+        evals, steps = ([x for x in lines if key in x] for key in ("val_loss", "loss"))
+        run = Run(label, s["n_layer"], s["seed"], config, evals, steps, folder)
+        run.row(evals[-1] if evals else {})
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"{folder} is damaged: its config.json or log.jsonl cannot be read. "
                         f"Delete it and run it again.") from None
-    if false or [label.split(":")[0], *map(int, name.groups()[1:])] != [router, depth, width, seed]:
-        holds = ":".join([router, *(f"{k}={s.get(k)}" for k in false)])
-        raise UserError(f"{folder} is not what it is called: it holds {folder_name(holds, depth, width, seed)}. "
-                        f"Rename it.")
-    evals, steps = ([x for x in lines if key in x] for key in ("val_loss", "loss"))
-    return Run(label, depth, seed, config, evals, steps, folder)
+    if false or holds != [label.split(":")[0], *numbers]:
+        raise UserError(f"{folder} is not what it is called: it holds {folder_name(*holds)}"
+                        f"{' with ' * bool(false)}{', '.join(false)}. Rename it.")
+    return run
 
 def read_runs(out_dir: Path) -> tuple[list[Run], list[str]]:
     """Every run in a folder, in the order of the tables, and a sentence for each that cannot be read."""
-    if not out_dir.is_dir():
-        raise UserError(f"there is no folder {out_dir}.")
     runs, damaged = [], []
     for folder in sorted(out_dir.iterdir()):
         try:
-            if folder.is_dir() and (run := read_run(folder)):
+            if run := read_run(folder):
                 runs.append(run)
         except UserError as e:
             damaged.append(str(e))
     runs.sort(key=lambda r: (r.depth, order(r.label), r.seed))
-    mark_odd(runs)
+    for cell in {(r.label, r.depth): None for r in runs}:               # odd: unlike the one that most are like
+        own = [r for r in runs if (r.label, r.depth) == cell]
+        typical = max(own, key=lambda r: sum(not unlike(r, other, one_cell=True) for other in own))
+        for r in own:
+            r.odd = None if r is typical else unlike(r, typical, one_cell=True)
     return runs, damaged
-
-def started(runs: list[Run]) -> bool:
-    """Do some of them start from another run's weights?"""
-    return any((r.config.get("fingerprint") or {}).get("start") for r in runs)
 
 def order(label: str) -> tuple:
     """Rows come in the order of model.ROUTERS, a router's variants after it."""
@@ -128,10 +123,6 @@ def order(label: str) -> tuple:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # what is a pair
-
-def named(label: str, other: str) -> set[str]:
-    """The settings in which two labels differ: rd:rd_control=tied and block -> {rd_control}"""
-    return {x.split("=")[0] for x in {*label.split(":")[1:]} ^ {*other.split(":")[1:]}}
 
 def shown(value) -> str:
     text = value if isinstance(value, str) else json.dumps(value).replace('"', "").replace("null", "none")
@@ -143,34 +134,25 @@ def unlike(a: Run, b: Run, one_cell: bool = False) -> str | None:
     A setting may differ when their labels say so, and when it changes no number; in the runs of one cell the router's
     code must be the same too, but each seed may start from weights of its own.
     """
-    marks = [r.config.get("fingerprint") for r in (a, b)]
-    if not all(marks):
-        return "no fingerprint: it was trained by an older version" if not marks[0] else \
-            f"{b.folder.name} has no fingerprint: it was trained by an older version"
-    by_depth = {x.split("=")[0] for x in a.label.split(":") if "n_layer" in x and a.depth != b.depth}
-    may = named(a.label, b.label) | by_depth
+    for r in (a, b):
+        if not r.mark:
+            return f"{r.folder.name} has no fingerprint: it was trained by an older version"
+    mine, theirs = settings_in(a.label), settings_in(b.label)
+    may = {k for k in mine | theirs if mine.get(k) != theirs.get(k) or "n_layer" in mine[k] and a.depth != b.depth}
     s, t = (train.DEFAULTS | r.config["settings"] for r in (a, b))
-    m, n = (r.config.get("model", {}) for r in (a, b))                  # where n_blocks none is a number
+    m, n = (r.config.get("model", {}) for r in (a, b))                  # n_blocks none is a number there
     for name in s:
         if name not in {*may, *NO_MATTER, "n_layer", "seed"} and s[name] != t.get(name) and (
                 name not in m or m[name] != n.get(name)):
             return f"{name} {shown(s[name])}, not {shown(t.get(name))}"
     for name, text in FINGERPRINT.items():
-        v, w = (mark.get(name) for mark in marks)
+        v, w = a.mark.get(name), b.mark.get(name)
         if name == "start" and one_cell:
             v, w = (x and "a checkpoint" for x in (v, w))
         if v != w and name not in may and (name != "router" or one_cell):
             return f"{text} {shown(v)}, not {shown(w)}"
     v, w = (r.config.get("tokens_per_step") for r in (a, b))
     return None if v == w else f"{v} tokens a step, not {w}"
-
-def mark_odd(runs: list[Run]) -> None:
-    """Of the runs of a cell (label and depth) those are `odd` that are unlike the one that is like most others."""
-    for cell in {(r.label, r.depth): None for r in runs}:
-        own = [r for r in runs if (r.label, r.depth) == cell]
-        typical = max(own, key=lambda r: sum(not unlike(r, other, one_cell=True) for other in own))
-        for r in own:
-            r.odd = unlike(r, typical, one_cell=True) if r is not typical else None
 
 def against(label: str, there: set[str], baseline: str) -> str | None:
     """Which label a label is compared with: of the baseline's router, and of what it names itself as much as there is,
@@ -182,46 +164,53 @@ def against(label: str, there: set[str], baseline: str) -> str | None:
     found = [x for x in sorted(there) if fits(x) and x != label]
     return max(found, key=lambda x: x.count(":")) if found else None if fits(label) else baseline
 
-def at(run: Run, tokens: int | None, near: float) -> dict | None:
-    """A run's evaluation nearest to so many tokens, if it is near enough (a share of them); its last one for None."""
+def at(run: Run, tokens: int | None) -> dict | None:
+    """A run's evaluation nearest to so many tokens, if it is near enough; for None its last, if it has ended."""
     if tokens is None:
-        return run.evals[-1] if run.evals else None
+        return run.evals[-1] if run.done else None
     line = min(run.evals, key=lambda x: abs(x["tokens"] - tokens), default=None)
-    return line if line and abs(line["tokens"] - tokens) <= near * tokens else None
+    return line if line and abs(line["tokens"] - tokens) <= NEAR * tokens else None
 
-PAIR = ["depth", "label", "against", "seed", "run", "tokens", "loss", "base", "difference", "why"]
-
-def pairs(runs: list[Run], baseline: str, tokens: int | None = None, near: float = NEAR) -> "pd.DataFrame":
-    """A row for each run that should have its baseline beside it. base: the baseline's loss; why: the reason where
-    there is no difference. tokens, near: as of `at`; without them, finished runs count."""
-    labels, there, rows = {}, {}, []
+def pairs(runs: list[Run], baseline: str, tokens: int | None = None) -> "pd.DataFrame":
+    """A row for each run that should have its baseline beside it: both losses (of `at`) and their difference, or why
+    there is none."""
+    there, rows = {}, []
     for r in sorted(runs, key=lambda r: r.odd is None):                 # of two with one seed the one that is not odd
-        labels.setdefault(r.depth, set()).add(r.label)
         there[r.label, r.depth, r.seed] = r
 
-    def why_not(run, base, line, theirs, other):
-        unfinished = [r for r in (run, base) if r and tokens is None and not r.done]
-        if unfinished:
-            return f"{unfinished[0].folder.name} is not finished"
-        if run.odd or not theirs:
-            return run.odd or f"no {other}"
-        if base.odd:
-            return f"{base.folder.name} is left out itself: {base.odd}"
-        uneven = f"{line['tokens']:,} tokens, not {theirs['tokens']:,}" if line["tokens"] != theirs["tokens"] else None
-        return unlike(run, base) or uneven
-
     for run in runs:
-        other, line = against(run.label, labels[run.depth], baseline), at(run, tokens, near)
-        if other and line:
-            base = there.get((other, run.depth, run.seed))
-            theirs = base and at(base, tokens, near)
-            why = why_not(run, base, line, theirs, other)
-            loss, its = line["val_loss"], math.nan if why else theirs["val_loss"]
-            rows.append([run.depth, run.label, other, run.seed, run, line["tokens"], loss, its, loss - its, why])
-    return pd.DataFrame(rows, columns=PAIR)
+        other = against(run.label, {label for label, depth, _ in there if depth == run.depth}, baseline)
+        line = at(run, tokens)
+        if not other or not line and tokens is not None:
+            continue
+        base = there.get((other, run.depth, run.seed))
+        its = base and at(base, tokens)
+        why = (run.odd or not base and f"no {other}" or base.odd and f"{base.folder.name} is left out: {base.odd}"
+               or not line and f"{run.folder.name} is not finished"
+               or not its and f"{base.folder.name} has not come so far" or unlike(run, base)
+               or line["tokens"] != its["tokens"] and f"{line['tokens']:,} tokens, not {its['tokens']:,}" or None)
+        loss, its_loss = (math.nan, math.nan) if why else (line["val_loss"], its["val_loss"])
+        rows.append([run.depth, run.label, other, run.seed, run, line["tokens"] if line else math.nan, loss, its_loss,
+                     loss - its_loss, why])
+    return pd.DataFrame(rows, columns=["depth", "label", "against", "seed", "run", "tokens", "loss", "base",
+                                       "difference", "why"])
 
 # ---------------------------------------------------------------------------------------------------------------------
 # statistics
+
+def means(runs: list[Run], baseline: str, tokens: int | None = None) -> "pd.DataFrame":
+    """A row for each depth and label: mean and standard deviation (bar) of the losses (of `at`) of its runs that are
+    not odd. `like`: the seeds of the baseline (else, of the first cell); `alike`: this cell has them too, so that its
+    mean may be drawn beside the others."""
+    lines = pd.DataFrame([r.row(line) for r in runs if not r.odd and (line := at(r, tokens))],
+                         columns=["depth", "label", "tokens", "seed", "params", "val_loss"])
+    found = lines.astype({"val_loss": float}).groupby(["depth", "label"], sort=False).agg(
+        tokens=("tokens", "max"), seeds=("seed", tuple), params=("params", "mean"), mean=("val_loss", "mean"),
+        bar=("val_loss", "std"))
+    like = {d: cells.get((d, baseline), cells.iloc[0]) for d, cells in found.seeds.groupby("depth")}
+    found = found.reset_index()
+    found["like"] = [like[d] for d in found.depth]
+    return found.assign(alike=found.seeds == found.like)
 
 def paired(differences) -> dict:
     """n differences, one a seed: their mean, standard deviation (n - 1), the 95 % t-interval of the mean (low, high and
@@ -234,7 +223,10 @@ def paired(differences) -> dict:
     return {"n": n, "mean": mean, "sd": d.std(), "low": mean - bar, "high": mean + bar, "bar": bar,
             "wins": int((d < 0).sum()), "detectable": bar + t(0.8) * error}
 
-def compared(rows: "pd.DataFrame") -> list[dict]:
+COMPARED = ["depth", "label", "against", "tokens", "n", "mean", "sd", "low", "high", "bar", "wins", "detectable", "r",
+            "left_out"]
+
+def compared(rows: "pd.DataFrame") -> "pd.DataFrame":
     """For each depth and label of `pairs`: `paired`, the correlation r of the two losses over seeds (of 3 or more), and
     why pairs are left out."""
     found = []
@@ -246,9 +238,9 @@ def compared(rows: "pd.DataFrame") -> list[dict]:
         found.append({"depth": depth, "label": label, "against": other, "tokens": group.tokens.max(),
                       **paired(p.difference), "r": p.loss.corr(p.base) if varied else math.nan,
                       "left_out": "; ".join(why)})
-    return found
+    return pd.DataFrame(found, columns=COMPARED)
 
-def trends(rows: "pd.DataFrame") -> list[dict]:
+def trends(rows: "pd.DataFrame") -> "pd.DataFrame":
     """How a label's difference changes from its least to its greatest depth: `paired` over the seeds that have both of
     difference(greatest) - difference(least), below 0 where the gain grows."""
     found = []
@@ -260,8 +252,9 @@ def trends(rows: "pd.DataFrame") -> list[dict]:
         why = unlike(last.run.iloc[0], first.run.iloc[0], one_cell=True)
         change = [] if why else (last.difference - first.difference).dropna()
         found.append({"label": label, "against": other, "depth": f"{min(by_depth)} to {max(by_depth)}",
-                      **paired(change), "left_out": why or "no seed has both" * (not len(change))})
-    return found
+                      "tokens": last.tokens.max(), **paired(change),
+                      "left_out": why or "no seed has both" * (not len(change))})
+    return pd.DataFrame(found, columns=COMPARED)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # tables
@@ -270,105 +263,77 @@ def signed(x: float) -> str:
     """+0.0123, and never -0.0000."""
     return f"{round(x, 4) + 0.0:+.4f}"
 
+def plain(x: float, form: str = ".4f") -> str:
+    return "-" if math.isnan(x) else f"{x:{form}}"
+
 def table(head: list[str], rows: list[list]) -> str:
     return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in [head, ["---"] * len(head), *rows]) + "\n"
 
-def plain(x: float, form: str = ".4f") -> str:
-    return "-" if x is None or math.isnan(x) else f"{x:{form}}"
-
 PAIRED = ["n", "difference", "95 % interval", "sd", "wins", "r", "detectable", "left out"]
 
-def paired_cells(p: dict) -> list:
-    if not p["n"]:
-        return [0, *"------", p["left_out"]]
-    interval = f"{signed(p['low'])} .. {signed(p['high'])}" if p["n"] > 1 else "-"
-    return [p["n"], signed(p["mean"]), interval, plain(p["sd"]), f"{p['wins']} of {p['n']}",
-            plain(p.get("r", math.nan), ".2f"), plain(p["detectable"]), p["left_out"]]
-
-def paired_table(found: list[dict], tokens: bool = False) -> str:
-    rows = [[p["label"], p["against"], p["depth"], *([f"{p['tokens']:,}"] if tokens else []), *paired_cells(p)]
-            for p in found]
-    return table(["router", "against", "layers", *["tokens"] * tokens, *PAIRED], rows)
-
-def means(runs: list[Run], baseline: str, tokens: int | None = None) -> "pd.DataFrame":
-    """A row for each depth and label: means and standard deviations over its finished runs (or those evaluated after so
-    many tokens) that are not odd. `like`: the seeds of the baseline (else, of the largest cell); `alike`: this cell has
-    them too, so that its mean may be drawn beside the others."""
-    lines = [r.row | x for r in runs if not r.odd and (r.done or tokens is not None)
-             for x in (r.evals[-1:] if tokens is None else r.evals) if tokens in (None, x["tokens"])]
-    lines = pd.DataFrame(lines, columns=["depth", "label", "seed", "params", "val_loss"])
-    found = lines.astype({"val_loss": float}).groupby(["depth", "label"], sort=False).agg(
-        seeds=("seed", tuple), params=("params", "mean"), mean=("val_loss", "mean"), bar=("val_loss", "std"))
-    found = found.reset_index()
-    by_cell = found.set_index(["depth", "label"]).seeds
-    like = {d: by_cell.get((d, baseline)) or max(by_cell[d], key=len) for d in {*found.depth}}
-    found["like"] = [like[d] for d in found.depth]
-    return found.assign(alike=found.seeds == found.like)
+def paired_table(found: "pd.DataFrame") -> str:
+    rows = []
+    for p in found.itertuples():
+        interval = f"{signed(p.low)} .. {signed(p.high)}" if p.n > 1 else "-"
+        row = [signed(p.mean), interval, plain(p.sd), f"{p.wins} of {p.n}", plain(p.r, ".2f"), plain(p.detectable)]
+        rows.append([p.label, p.against, p.depth, plain(p.tokens, ",.0f"), p.n, *(row if p.n else "------"),
+                     p.left_out])
+    return table(["router", "against", "layers", "tokens", *PAIRED], rows)
 
 def mean_table(cells: "pd.DataFrame", runs: list[Run]) -> str:
     rows = []
     for c in cells.itertuples():
         notes = [f"{r.folder.name}: {r.odd}" for r in runs if r.odd and (r.label, r.depth) == (c.label, c.depth)]
         notes += [] if c.alike else [f"other seeds than {' '.join(map(str, c.like))}: see the pairs"]
-        rows.append([c.label, c.depth, " ".join(map(str, c.seeds)), f"{c.params:,.0f}",
+        rows.append([c.label, c.depth, f"{c.tokens:,}", " ".join(map(str, c.seeds)), f"{c.params:,.0f}",
                      f"{plain(c.mean)} ± {plain(c.bar)}", "; ".join(notes)])
-    head = ["router", "layers", "seeds", "parameters", "val loss", "left out"]
-    return table(head, rows)
+    return table(["router", "layers", "tokens", "seeds", "parameters", "val loss", "left out"], rows)
 
-def milestones(text: str | None) -> list[int] | str:
-    """'0.5M,2M' -> [500000, 2000000]; 'all' stays."""
-    return text or [] if text in (None, "", "all") else [amount(x.strip(), "--at_tokens") for x in text.split(",")]
+def milestones(text: str | None, runs: list[Run] = ()) -> list[int]:
+    """'0.5M,2M' -> [500000, 2000000]; 'all': every evaluation but the last. And 0, if runs start from a checkpoint."""
+    every = sorted({x["tokens"] for r in runs for x in r.evals})[:-1]
+    points = every if text == "all" else [amount(x.strip(), "--at_tokens") for x in text.split(",")] if text else []
+    return sorted({*points} | {0 for r in runs if r.mark.get("start")})
 
 def report(out_dir: Path, baseline: str, at_tokens: str | None, only: set[str] | None = None) -> str:
     """Write results.csv, evaluations.csv, pairs.csv, results.md and the pictures of the runs in out_dir, or of those
     with these labels alone; returns the tables."""
-    needed()
     runs, notes = read_runs(out_dir)
     runs = [r for r in runs if only is None or r.label in only]
     if not runs:
         raise UserError(notes[0] if notes else f"there are no runs in {out_dir}.")
-    points = milestones(at_tokens)
-    if points == "all":
-        points = sorted({x["tokens"] for r in runs for x in r.evals if x["tokens"]})
-    last = pairs(runs, baseline)
-    at_end, trend, cells = compared(last), trends(last), means(runs, baseline)
-    on_the_way = [p for tokens in points for p in compared(pairs(runs, baseline, tokens))]
-    on_the_way.sort(key=lambda p: (p["depth"], order(p["label"]), p["tokens"]))
-    before = compared(pairs(runs, baseline, 0)) if started(runs) else []
-    finished = pd.DataFrame([r.row for r in runs if r.done])
-    evaluated = pd.DataFrame([r.facts() | {k: x.get(k) for k in EVALUATED} for r in runs for x in r.evals])
-    for name, frame in {"results.csv": finished, "evaluations.csv": evaluated,
-                        "pairs.csv": pd.DataFrame(before + on_the_way + at_end)}.items():
-        with atomic_write(out_dir / name) as f:
+    points = [*milestones(at_tokens, runs), None]
+    cells = pd.concat([means(runs, baseline, x) for x in points])
+    found, trend = pd.concat([compared(pairs(runs, baseline, x)) for x in points]), trends(pairs(runs, baseline))
+    steps = [pd.DataFrame(r.steps, columns=["tok_per_s", "peak_mem_mb", "elapsed_s"]).astype(float) for r in runs]
+    frames = {"results": pd.DataFrame([r.row(r.evals[-1]) | {"tok_per_s": x.tok_per_s.median(), **x.iloc[:, 1:].max()}
+                                       for r, x in zip(runs, steps) if r.done]),
+              "evaluations": pd.DataFrame([r.row(line) for r in runs for line in r.evals]), "pairs": found}
+    for name, frame in frames.items():
+        with atomic_write(out_dir / f"{name}.csv") as f:
             frame.to_csv(f, index=False, lineterminator="\n")
 
     parts = []
     if len(cells):
-        parts.append("Mean ± standard deviation over seeds, at the end of training.\n\n" + mean_table(cells, runs))
-    if before:
-        parts.append("Iteration 0, before any training: what the weights of --init_from are worth with each router.\n\n"
-                     + mean_table(means(runs, baseline, 0), runs)
-                     + "\nThe differences there, paired by seed.\n\n" + paired_table(before))
-    if at_end:
+        parts.append("Val loss: mean ± standard deviation over seeds.\n\n" + mean_table(cells, runs))
+    if len(found):
         parts.append("Val loss minus that of the baseline, in nats a token (below 0 is better), paired by seed: the "
                      "mean of n differences, its 95 % t-interval, their standard deviation, how many are below 0, and "
                      "r, the correlation of the two losses over seeds. Detectable: the true difference that n such "
-                     "pairs would show, by an interval without 0, in 80 of 100 repeats.\n\n" + paired_table(at_end))
-    if trend:
+                     "pairs would show, by an interval without 0, in 80 of 100 repeats.\n\n" + paired_table(found))
+    if len(trend):
         parts.append("Does it change with depth? The difference at the greatest depth minus that at the least, paired "
                      "by seed: below 0, a gain grows.\n\n" + paired_table(trend))
-    if on_the_way:
-        parts.append("The same on the way, at the evaluation nearest to so many tokens.\n\n"
-                     + paired_table(on_the_way, tokens=True))
-    if n := sum(p["n"] > 1 for p in [*before, *at_end, *trend, *on_the_way]):
+    if n := (found.n > 1).sum() + (trend.n > 1).sum():
         notes.append(f"Intervals of 95 % shown: {n}. If no router made a difference, {0.05 * n:.1f} of them would "
                      f"be without 0 by chance.")
     notes += [f"{r.folder.name} is not finished: iteration {r.evals[-1]['iter'] if r.evals else 0} of "
               f"{r.config['settings']['max_iters']}." for r in runs if not r.done]
-    text = "\n".join(parts + (["\n".join(f"- {note}" for note in notes) + "\n"] if notes else []))
+    text = "\n".join(parts) + "".join(f"\n- {note}" for note in notes) + "\n"
     with atomic_write(out_dir / "results.md") as f:
         f.write(text)
-    return text + "\n" + pictures(out_dir, runs, cells, at_end, baseline)
+    written = [*(f"{name}.csv" for name in frames), "results.md", *pictures(out_dir, runs, baseline)]
+    return f"{text}\n{out_dir}: {', '.join(written)}"
 
 # ---------------------------------------------------------------------------------------------------------------------
 # pictures
@@ -387,40 +352,40 @@ def save(plt, path, figure) -> None:
         figure.savefig(f, dpi=110, format="png")
     plt.close(figure)
 
-def pictures(out_dir: Path, runs: list[Run], cells: list[dict], at_end: list[dict], baseline: str) -> str:
-    """depth.png and curves.png; returns the line that says so, or what is missing."""
-    written = ["results.csv", "evaluations.csv", "pairs.csv", "results.md"]
+def pictures(out_dir: Path, runs: list[Run], baseline: str) -> list[str]:
+    """Draw depth.png and curves.png; returns their names, or a hint at what is missing."""
     try:
         plt = pyplot()
     except ImportError:
-        return f"{out_dir}: {', '.join(written)}. For pictures: pip install matplotlib, then --report {out_dir}"
+        return [f"no pictures without matplotlib (pip install matplotlib, then --report {out_dir})"]
     labels = sorted({r.label for r in runs}, key=order)
     colours = plt.get_cmap("tab20" if len(labels) > 10 else "tab10").colors
     styles = {label: {"color": colours[i % len(colours)], "marker": MARKS[i % len(MARKS)], "markersize": 5,
                       "linestyle": LINES[i % len(LINES)], "linewidth": 1.3} for i, label in enumerate(labels)}
-    figures = {"curves.png": draw_curves(plt, runs, baseline, styles)}
-    if len(cells):
-        figures["depth.png"] = draw_depth(plt, runs, cells, at_end, baseline, styles)
-    for name, figure in sorted(figures.items()):
-        save(plt, out_dir / name, figure)
-    return f"{out_dir}: {', '.join(written + sorted(figures))}"
-
-def what(runs: list[Run]) -> str:
-    """'pystdlib, 819,200 tokens, width 64': the data of a picture, by its first run that is done."""
+    figures = {"curves.png": draw_curves(plt, runs, baseline, styles),
+               "depth.png": draw_depth(plt, runs, baseline, styles)}
     r = next((r for r in runs if r.done), runs[0])
-    s = r.config["settings"]
-    return f"{Path(s['dataset']).name}, {r.evals[-1]['tokens'] if r.evals else 0:,} tokens, width {s['n_embd']}"
+    s, tokens = r.config["settings"], r.evals[-1]["tokens"] if r.evals else 0
+    for name, figure in figures.items():
+        figure.suptitle(f"{Path(s['dataset']).name}, {tokens:,} tokens, width {s['n_embd']}", x=0.02, ha="left")
+        save(plt, out_dir / name, figure)
+    return list(figures)
 
-def draw_depth(plt, runs, cells, at_end, baseline, styles):
-    """Left: val loss against depth, mean and standard deviation, of cells with the same seeds at each depth. Right: the
-    paired difference and its interval."""
+def drawn(runs: list[Run], baseline: str, points: list) -> list["pd.DataFrame"]:
+    """What stands in a picture, after so many tokens each: means of cells with the same seeds, and differences."""
+    cells, found = (pd.concat(frames) for frames in zip(*((means(runs, baseline, x), compared(pairs(runs, baseline, x)))
+                                                          for x in points)))
+    return [cells[cells.alike.astype(bool)], found[found.n > 0]]
+
+def draw_depth(plt, runs, baseline, styles):
+    """Left: val loss against depth, mean and standard deviation. Right: the paired difference and its interval."""
     figure, axes = plt.subplots(1, 2, figsize=(12, 4.8), layout="constrained")
-    depths = sorted({*cells.depth})
-    right = pd.DataFrame([p for p in at_end if p["n"]], columns=["depth", "label", "mean", "bar", "n"])
+    depths = sorted({r.depth for r in runs})
+    left, right = drawn(runs, baseline, [None])
     for k, (label, style) in enumerate(styles.items()):
         shift = min(0.7, 0.07 * len(styles)) * ((k + 0.5) / len(styles) - 0.5)                  # bars side by side
         n = ", ".join(map(str, right[right.label == label].n))
-        for axis, points in zip(axes, (cells[cells.alike], right)):
+        for axis, points in zip(axes, (left, right)):
             own = points[points.label == label]
             axis.errorbar([depths.index(d) + shift for d in own.depth], own["mean"], own.bar.fillna(0), capsize=3,
                           label=label + (f", n = {n}" if n else ""), **style)
@@ -430,7 +395,6 @@ def draw_depth(plt, runs, cells, at_end, baseline, styles):
     for axis in axes:
         axis.set(xlabel="layers", xticks=range(len(depths)), xticklabels=depths, xlim=(-0.5, len(depths) - 0.5))
         axis.grid(alpha=0.3)
-    figure.suptitle(what(runs))
     figure.legend(*axes[1].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     return figure
 
@@ -442,25 +406,20 @@ def draw_curves(plt, runs, baseline, styles):
                                 squeeze=False, sharex="col")
     lines = {}                                                          # label -> its line, for the legend
     for column, depth in zip(axes.T, depths):
-        there = [r for r in runs if r.depth == depth]
-        ticks = sorted({x["tokens"] for r in there for x in r.evals})
-        ticks = [x for x in ticks if started(runs) or x >= ticks[-1] / 2]
-        above = [c | {"x": x} for x in ticks for c in means(there, baseline, x).to_dict("records") if c["alike"]]
-        below = [p | {"x": x} for x in ticks for p in compared(pairs(there, baseline, x, near=0)) if p["n"]]
-        for axis, points in zip(column, (above, below)):
-            points = pd.DataFrame(points, columns=["label", "x", "mean", "bar"])
-            for label, own in points.groupby("label", sort=False):
-                lines[label], = axis.plot(own.x, own["mean"], **styles[label], label=label)
-                bar = own.bar.fillna(0)
-                axis.fill_between(own.x, own["mean"] - bar, own["mean"] + bar, color=styles[label]["color"], alpha=0.12,
-                                  linewidth=0)
+        own = [r for r in runs if r.depth == depth]
+        ticks = sorted({x["tokens"] for r in own for x in r.evals})
+        ticks = [x for x in ticks if milestones(None, own) or x >= ticks[-1] / 2]
+        for axis, points in zip(column, drawn(own, baseline, ticks or [None])):
+            for label, part in points.groupby("label", sort=False):
+                lines[label], = axis.plot(part.tokens, part["mean"], **styles[label], label=label)
+                low, high = (part["mean"] + sign * part.bar.fillna(0) for sign in (-1, 1))
+                axis.fill_between(part.tokens, low, high, color=styles[label]["color"], alpha=0.12, linewidth=0)
             axis.grid(alpha=0.3)
         column[0].set(title=f"{depth} layer{'s' * (depth > 1)}")
         column[1].axhline(0, color="black", linewidth=0.8)
         column[1].set(xlabel="tokens")
     axes[0, 0].set(ylabel="val loss, nats a token (mean ± sd)")
     axes[1, 0].set(ylabel="difference, paired (mean, 95 % interval)")
-    figure.suptitle(what(runs))
     named = [label for label in styles if label in lines]
     figure.legend([lines[label] for label in named], named, loc="outside right upper", fontsize=8)
     return figure

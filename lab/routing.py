@@ -1,6 +1,6 @@
 """What a router has learned, in numbers and pictures, from checkpoints and validation text.
 
-    python -m lab.routing out/rd-48x64-s0 --png rd.png --json rd.json
+    python -m lab.routing out/rd-48x64-s0 --png rd.png --csv rd.csv
     python -m lab.routing out/block-12x64-s0 --ablate all       # what the loss becomes without a source
     python -m lab.routing --compare out/cumulative-24x64-s* out/delta-24x64-s* --png collapse.png
     python -m lab.routing --compare out/sweep --csv routing.csv --rms_png rms.png       # every finished run in a folder
@@ -30,6 +30,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from urllib.parse import unquote
 
 import numpy as np
 import torch
@@ -42,7 +43,7 @@ from nanodepth.files import (UserError, atomic_write, load_checkpoint, load_mode
 from nanodepth.machine import pick_device, settle_kernels
 from nanodepth.runs import NO_MATTER, described, known_as
 from nanodepth.settings import Parser
-from model import GPT, GPTConfig, ROUTERS, AttnRes, Block, Cumulative, Delta, DeltaBlock, DepthRouter, WAV, depth_read
+from model import GPT, GPTConfig, ROUTERS, AttnRes, Block, Cumulative, Delta, WAV, depth_read
 from train import eval_starts, open_data, windows
 
 
@@ -52,15 +53,13 @@ class RoutingConfig:
     windows: int = 64                    # validation windows of seq_len tokens, evenly spaced
     dataset: str | None = None           # a folder under data/, or the path of one; none: what the run was trained on
     device: str = "auto"                 # auto, cpu, cuda, cuda:N or mps
-    json: str | None = None              # write everything that was measured to this file
-    csv: str | None = None               # the same without the weights, a row for each run and read
+    csv: str | None = None               # write what was measured in this file, a row for each run and read
     png: str | None = None               # draw what the reads choose in this file (needs matplotlib)
     rms_png: str | None = None           # draw what reaches the sublayers in this file
     ablate: str | None = None            # mask a source: all (in every read that has it) or each (in one read)
     router: str | None = None            # FILE.py:Class, for a run with a router of one's own; several with commas
 
 BATCH_TOKENS = 2048                      # tokens at a time: a read stacks its sources, (n, tokens, D)
-RANK_TOKENS = 1024                       # tokens of which the effective rank is taken, evenly spaced
 
 # ---------------------------------------------------------------------------------------------------------------------
 # reading along
@@ -73,39 +72,32 @@ def read_name(l: int, head: int) -> str:
     return "head" if l == head else f"{'mlp' if l % 2 else 'attn'} {l // 2}"
 
 def source_names(router, l: int, n: int) -> list[str]:
-    """The names of the n sources of read l, in the router's order: those of its own `source_names(l)`, those of the
-    router in model.py whose methods make them, or s0, s1, ..."""
-    forward = next(cls for cls in type(router).__mro__ if {"forward", "source_names"} & vars(cls).keys())
-    if "source_names" in vars(forward):
+    """The names of the n sources of read l, in the router's order: those of its own `source_names(l)`, those that are
+    known of the routers in model.py, or s0, s1, ..."""
+    if hasattr(router, "source_names"):
         names = router.source_names(l)
         if len(names) != n:
             raise UserError(f"source_names({l}) of the router gives {len(names)} names; its read {l} has {n} sources.")
         return names
-    makers = [getattr(type(router), name, Block.forward) for name in ("forward", "first_sources", "signs", "scales")]
-    names = names_of(forward, router, l) if {method.__module__ for method in makers} == {Block.__module__} else []
-    return names if len(names) == n else [f"s{i}" for i in range(n)]
-
-def names_of(forward, router, l: int) -> list[str]:
-    """What the sources of read l are in the class of model.py that has this forward."""
+    if type(router).__module__ != GPT.__module__:
+        return [f"s{i}" for i in range(n)]
     config, first = router.config, ["null"] * router.config.null_source + ["e"]
-    b = next((b for b, block in enumerate(router.blocks) if l in block), len(router.blocks))    # the head is after all
-    if forward is Cumulative:
+    if isinstance(router, Cumulative):
         return first + [f"h{j}" for j in range(1, l + 1)]
-    if forward in (AttnRes, Delta):
+    if isinstance(router, AttnRes) or type(router) is Delta:
         return first + [f"u{j}" for j in range(l)]
+    b = next((b for b, block in enumerate(router.blocks) if l in block), len(router.blocks))    # the head is after all
     sums = [f"C{i}" for i in range(b)]
-    if forward is not DeltaBlock and l < router.head and l > router.blocks[b].start:
+    if isinstance(router, Block) and l < router.head and l > router.blocks[b].start:
         sums.append("PC")
-    with_details = forward is WAV and (l < router.head or config.head_details)
-    details = ["", *(f".{name}" for name in config.detail_names)] if with_details else [""]
-    return first + [c + d for c in sums for d in details]
+    details = isinstance(router, WAV) and (l < router.head or config.head_details)
+    return first + [c + d for c in sums for d in ["", *(f".{name}" for name in config.detail_names * details)]]
 
 class Watch:
-    """While open, `router` reads by the definition, and `see(l, sources, scale, alphas)` is called after every read.
+    """While open, `router` reads by the definition, and `see(l, sources, alphas)` is called after every read.
 
-    sources, scale: n tensors (B, T, D) and their scales, (B, T) or None. alphas: one (n, B, T) for each route, two
-    where values read by a query of their own. hidden: {read: indices of sources whose weight is 0}; the others' weights
-    are renormalised by their softmax.
+    sources: n tensors (B, T, D). alphas: one (n, B, T) for each route, two where values read by a query of their own.
+    hidden: {read: indices of sources whose weight is 0}; the others' weights are renormalised by their softmax.
     """
     def __init__(self, router, see=None, hidden=None):
         self.router, self.see, self.hidden = router, see, hidden or {}
@@ -118,7 +110,7 @@ class Watch:
             bias = bias.index_fill(0, torch.tensor(self.hidden[l], device=bias.device), -math.inf)
         mixes, alphas = zip(*(depth_read(query, sources, bias, scale) for query in self.router.queries(l)))
         if self.see:
-            self.see(l, list(sources), scale or [None] * len(sources), list(alphas))
+            self.see(l, list(sources), list(alphas))
         return self.router.inputs(list(mixes))
 
     def __enter__(self):
@@ -139,24 +131,10 @@ def js_divergence(p, q):
     """Jensen-Shannon divergence of two distributions over the first dimension, in nats: 0 to log 2."""
     return (entropy((p + q) / 2) - (entropy(p) + entropy(q)) / 2).clamp(min=0)
 
-def effective_rank(s):
-    """How many directions n vectors have, s (..., n, D) -> (...): exp of the entropy of their singular values, each
-    divided by their sum (Roy and Vetterli, 2007). The vectors are scaled to length 1, as the logits see them: 1 when
-    all point one way, n when all are orthogonal."""
-    s = F.normalize(s, dim=-1)
-    values = torch.linalg.eigvalsh(s @ s.mT).clamp(min=0).sqrt()                # (..., n): the singular values
-    p = values / values.sum(-1, keepdim=True)
-    return torch.special.entr(p).sum(-1).exp()
-
-def scaled(sources, scale):
-    """The sources as the mix has them: (n, B, T, D)."""
-    return torch.stack([s if r is None else s * torch.as_tensor(r, device=s.device).expand(s.shape[:2]).unsqueeze(-1)
-                        for s, r in zip(sources, scale)]).float()
-
-def measure(model, batches) -> dict:
-    """What the depth reads of a model choose. batches: a list of (b, T + 1) int64. Without a depth read: its loss."""
-    router, names, widest = model.router, {}, None
-    every = max(1, sum(batch[:, 1:].numel() for batch in batches) // RANK_TOKENS)
+def measure(model, batches) -> tuple[float, list[dict]]:
+    """The loss of a model; and for each sublayer, and at last the head, what its read chooses and what it gets.
+    batches: a list of (b, T + 1) int64."""
+    router, names, eps = model.router, {}, model.config.norm_eps
     sums, counts = defaultdict(float), defaultdict(int)
     decoupled = getattr(router, "decouple_v", False) or model.config.decouple_v
 
@@ -164,13 +142,11 @@ def measure(model, batches) -> dict:
         sums[l, name] += values.detach().cpu().double().flatten(-2).sum(-1)
         counts[l, name] += values.shape[-2:].numel()
 
-    def see(l, sources, scale, alphas):
-        nonlocal widest
-        if l not in names:
-            names[l] = source_names(router, l, len(sources))
-        if len(names[l]) != len(sources):
-            raise UserError(f"the router reads for sublayer {l} more than once, of {len(names[l])} and of "
-                            f"{len(sources)} sources; that cannot be laid on one line.")
+    def see(l, sources, alphas):
+        own = names.setdefault(l, source_names(router, l, len(sources)))
+        if len(own) != len(sources):
+            raise UserError(f"the router reads for sublayer {l} more than once, of {len(own)} and of {len(sources)} "
+                            f"sources; that cannot be laid on one line.")
         if decoupled and l % 2 == 0 and l < router.head and len(alphas) == 1:
             alphas = alphas * 2                                                 # tied: one query for both routes
         alphas = [alpha.cpu().double() for alpha in alphas]
@@ -180,71 +156,42 @@ def measure(model, batches) -> dict:
             add(l, route + "entropy", entropy(alpha))
         if len(alphas) == 2:
             add(l, "js_nats", js_divergence(*alphas))
-        plain = [i for i, name in enumerate(names[l]) if name != "null" and "." not in name]
+        plain = [i for i, name in enumerate(own) if name != "null" and "." not in name]
         if len(plain) > 1:
             add(l, "cosine", F.cosine_similarity(sources[plain[-1]].float(), sources[plain[-2]].float(), dim=-1))
-        if widest is None or len(sources) >= len(widest[1]):
-            widest = l, sources, scale
 
-    for batch in tqdm(batches, disable=None, leave=False, unit="batch"):
-        with torch.no_grad(), Watch(router, see):
-            add(None, "loss", model(batch[:, :-1], batch[:, 1:])[1].expand(batch[:, 1:].shape))
-        if widest:
-            last, *stack = widest
-            own = [i for i, name in enumerate(names[last]) if name != "null"]
-            s = scaled(*stack)[own].movedim(0, -2)                              # (B, T, n, D)
-            add(None, "norms", s.norm(dim=-1).movedim(-1, 0))
-            add(None, "adjacent_cosine", F.cosine_similarity(s[..., 1:, :], s[..., :-1, :], dim=-1).movedim(-1, 0))
-            some = effective_rank(s.flatten(0, 1)[::every].cpu().double())
-            add(None, "effective_rank", some.mean().expand(batch[:, 1:].shape))
-            widest = None
-
-    mean = {key: (total / counts[key]).tolist() for key, total in sums.items()}
-    reads = []
-    for l in sorted(names):
-        own = {name: value for (read, name), value in mean.items() if read == l}
-        read = {"read": l, "name": read_name(l, router.head), "sources": names[l],
-                "choice": has_choice(router, l, len(names[l])), **own}
-        for route in ("", "v_") if "v_weights" in own else ("",):
-            n, shares = len(names[l]), list(zip(names[l], own[route + "weights"]))
-            read |= {route + "relative_entropy": own[route + "entropy"] / math.log(n) if n > 1 else None,
-                     route + "share_e": dict(shares).get("e"),
-                     route + "share_details": sum(w for name, w in shares if "." in name)}
-        reads.append(read | ({"js_bits": own["js_nats"] / math.log(2)} if "js_nats" in own else {}))
-    result = {"loss": mean[None, "loss"], "reads": reads}
-    for name in ("sharpness", "relative_entropy", "share_e", "share_details", "v_sharpness", "v_relative_entropy",
-                 "js_nats", "js_bits"):
-        if values := [read[name] for read in reads if read["choice"] and read.get(name) is not None]:
-            result["mean_" + name] = sum(values) / len(values)
-    if names:
-        result["sources"] = {"read": read_name(last, router.head), "names": [x for x in names[last] if x != "null"],
-                             **{name: mean[None, name] for name in ("norms", "adjacent_cosine", "effective_rank")}}
-    return result
-
-def inputs(model, batches) -> dict[int, dict]:
-    """What reaches each sublayer, and at last the head, before its norm: rms and passed, and v_ of the value route."""
-    seen, eps = defaultdict(list), model.config.norm_eps
-
-    def watch(l):
+    def gets(l):
         def hook(module, hs):                                                   # (B, T, D) each: h, or h and h_v
             for route, h in zip(("", "v_"), hs):
                 square = h.cpu().double().square().mean(-1)                     # (B, T)
-                seen[l, route + "rms"].append(square.sqrt().flatten())
-                seen[l, route + "passed"].append((square / (square + eps)).sqrt().flatten())
+                add(l, route + "rms", square.sqrt())
+                add(l, route + "passed", (square / (square + eps)).sqrt())
         return hook
 
-    handles = [f.register_forward_pre_hook(watch(l)) for l, f in enumerate([*model.sublayers, model.norm])]
+    parts = [*model.sublayers, model.norm]
+    handles = [part.register_forward_pre_hook(gets(l)) for l, part in enumerate(parts)]
     try:
-        with torch.no_grad():
-            for batch in batches:
-                model(batch[:, :-1], batch[:, 1:])
+        for batch in tqdm(batches, disable=None, leave=False, unit="batch"):
+            with torch.no_grad(), Watch(router, see):
+                add(None, "loss", model(batch[:, :-1], batch[:, 1:])[1].expand(batch[:, 1:].shape))
     finally:
         for handle in handles:
             handle.remove()
-    found = defaultdict(dict)
-    for (l, name), values in seen.items():
-        found[l][name] = torch.cat(values).mean().item()
-    return found
+    mean, rows = {key: (total / counts[key]).tolist() for key, total in sums.items()}, []
+    for l in range(len(parts)):
+        n = len(names.get(l, ()))
+        row = {"read": l, "name": read_name(l, len(parts) - 1), "n": n, "choice": has_choice(router, l, n),
+               **{name: value for (at, name), value in mean.items() if at == l}}
+        if n:
+            weights = dict(zip(names[l], row["weights"]))
+            row |= {"sources": names[l], "equal": 1 / n, "share_e": weights.get("e")}
+            if details := [w for name, w in weights.items() if "." in name]:
+                row["share_details"] = sum(details)
+        if n > 1:
+            row |= {route + "relative_entropy": row[route + "entropy"] / math.log(n) for route in ("", "v_")
+                    if route + "entropy" in row}
+        rows.append(row)
+    return mean[None, "loss"], rows
 
 # ---------------------------------------------------------------------------------------------------------------------
 # masks
@@ -255,27 +202,21 @@ def mean_loss(model, batches, hidden) -> float:
         losses = [(model(b[:, :-1], b[:, 1:])[1].item(), len(b)) for b in batches]
     return sum(loss * n for loss, n in losses) / sum(n for _, n in losses)
 
-def ablations(reads: list[dict], which: str) -> list[tuple[str, str, dict]]:
-    """(source, where, hidden) of every ablation, `all` or `each`. A read without a choice cannot lose its source."""
-    places = [(read, i, name) for read in reads if read["choice"] for i, name in enumerate(read["sources"])]
-    if which == "each":
-        return [(name, read["name"], {read["read"]: [i]}) for read, i, name in places]
-    found = {}
-    for read, i, name in places:
-        found.setdefault(name, {})[read["read"]] = [i]
-    return [(name, f"{len(hidden)} read{'s' * (len(hidden) > 1)}", hidden) for name, hidden in found.items()]
-
 def ablate(model, batches, reads: list[dict], which: str) -> list[dict]:
-    """Mask a source, renormalise the rest, and measure the loss again: the largest effect first. weight: the source's
-    mean weight in the reads it is masked in (of both routes, where there are two)."""
-    base, results = mean_loss(model, batches, {}), []
-    weights = {(read["read"], i): np.mean([read[k][i] for k in ("weights", "v_weights") if k in read])
-               for read in reads for i in range(len(read["sources"]))}
-    for source, where, hidden in tqdm(ablations(reads, which), disable=None, leave=False, unit="mask"):
+    """Mask a source in every read that has it (`all`), or in one (`each`), renormalise the rest, and measure the loss
+    again. weight: the source's mean weight where it is masked, of both routes. Reads without a choice keep theirs."""
+    base, masks, results = mean_loss(model, batches, {}), defaultdict(dict), []
+    by_l = {read["read"]: read for read in reads}
+    for read in reads:
+        for i, name in enumerate(read["sources"] if read["choice"] else []):
+            masks[name, read["name"] if which == "each" else None][read["read"]] = [i]
+    for (name, where), hidden in tqdm(masks.items(), disable=None, leave=False, unit="mask"):
         loss = mean_loss(model, batches, hidden)
-        results.append({"source": source, "masked_in": where, "loss": loss, "effect": loss - base,
-                        "weight": float(np.mean([weights[l, i] for l, (i,) in hidden.items()]))})
-    return sorted(results, key=lambda r: -r["effect"])
+        weights = [by_l[l][route][i] for l, (i,) in hidden.items() for route in ("weights", "v_weights")
+                   if route in by_l[l]]
+        results.append({"source": name, "masked in": where or f"{len(hidden)} read{'s' * (len(hidden) > 1)}",
+                        "weight": float(np.mean(weights)), "loss": loss, "effect": loss - base})
+    return results
 
 # ---------------------------------------------------------------------------------------------------------------------
 # --sources
@@ -302,8 +243,7 @@ def made_of(config: GPTConfig) -> dict[int, dict[str, str]]:
             return parts[1 + l]
         return sublayer
 
-    see = lambda l, sources, *_: note(l, source_names(router, l, len(sources)), sources)
-    with torch.no_grad(), Watch(router, see):
+    with torch.no_grad(), Watch(router, lambda l, sources, _: note(l, source_names(router, l, len(sources)), sources)):
         out = router(parts[0], [toy(l) for l in range(head)])
         if head not in found:
             note(head, ["h"], [out])
@@ -311,23 +251,17 @@ def made_of(config: GPTConfig) -> dict[int, dict[str, str]]:
 
 def formula(amounts: list[float], labels: list[str]) -> str:
     """'e + 0.5 u1 - u2'; five neighbours or more of one amount are shortened: 'u0 + u1 + .. + u11'."""
-    terms = [(k, round(x, 3)) for k, x in enumerate(amounts) if abs(x) > 5e-4]
     words = []
-    for (_, x), part in groupby(enumerate(terms), key=lambda term: (term[1][0] - term[0], term[1][1])):
-        sign, times = "+-"[x < 0], "" if abs(x) == 1 else f"{abs(x):g} "
-        part = [f"{sign} {times}{labels[k]}" for _, (k, _) in part]
-        words += part if len(part) < 5 else [*part[:2], f"{sign} ..", part[-1]]
+    for x, part in groupby(range(len(labels)), key=lambda k: round(amounts[k], 3)):
+        if x:
+            sign, times = "+-"[x < 0], "" if abs(x) == 1 else f"{abs(x):g} "
+            terms = [f"{sign} {times}{labels[k]}" for k in part]
+            words += terms if len(terms) < 5 else [*terms[:2], f"{sign} ..", terms[-1]]
     return " ".join(words).removeprefix("+ ") or "0"
 
 def sources_text(config: GPTConfig) -> str:
     """A line for each read: its name, the number of its sources, and each, with what it is the sum of where new."""
-    router, known, text = ROUTERS[config.router], {}, ""
-    if not issubclass(router, DepthRouter):
-        text = f"{config.router} has no depth read; h is what a sublayer gets, with the first weights\n"
-    elif router.adds:
-        text = "each mix is added to the stream; the head gets the stream, here h\n"
-    if issubclass(router, DepthRouter) and (router.decouple_v or config.decouple_v) and config.rd_control != "tied":
-        text += "attention reads its sources by two queries, one for queries and keys and one for values\n"
+    known, text = {}, ""
     for l, sources in made_of(config).items():
         words = [name if made == known.get(name, name) else f"{name} = {made}" for name, made in sources.items()]
         known |= sources
@@ -362,59 +296,55 @@ def first_model(checkpoint: dict, config: GPTConfig):
         torch.manual_seed(checkpoint["settings"]["seed"])
         return GPT(config).eval()
 
-def look_at(path: str, s: RoutingConfig, device: str) -> dict:
-    """Everything that is measured of one run."""
+def look_at(path: str, s: RoutingConfig, device: str) -> tuple[dict, list[dict], list[dict]]:
+    """What is measured of one run: how it was made; a row for each read; its ablations."""
     model, batches, checkpoint, dataset = load(path, s, device)
-    config, settings = model.config, checkpoint["settings"]
-    alike = {k: v for k, v in settings.items() if k not in {*NO_MATTER, "seed"}} | checkpoint.get("fingerprint", {})
-    result = {"run": path, "router": config.router, "n_layer": config.n_layer, "n_embd": config.n_embd,
-              "seed": settings["seed"], "iter": checkpoint["iter"], "dataset": dataset,
-              "tokens": sum(batch[:, 1:].numel() for batch in batches),
-              "ended": checkpoint["iter"] >= settings["max_iters"], "alike": alike | {"iter": checkpoint["iter"]},
-              **measure(model, batches)}
+    config, settings, i = model.config, checkpoint["settings"], checkpoint["iter"]
+    run, seed = Path(path).resolve().name, settings["seed"]
+    cell = run.removesuffix(f"-s{seed}")
+    label = unquote(cell.removesuffix(f"-{config.n_layer}x{config.n_embd}").replace("+", ":"))          # as lab.sweep's
+    loss, reads = measure(model, batches)
+    facts = {"label": label, "cell": cell, "run": run, "router": router_name(config.router), "n_layer": config.n_layer,
+             "n_embd": config.n_embd, "seed": seed, "iter": i, "dataset": dataset,
+             "tokens": sum(batch[:, 1:].numel() for batch in batches), "loss": loss}
     first = first_model(checkpoint, config)
-    now, before = inputs(model, batches), inputs(first.to(device), batches) if first else {}
-    result["inputs"] = [{"read": l, "name": read_name(l, 2 * config.n_layer), **now[l],
-                         **{f"{name}_first": x for name, x in before.get(l, {}).items()}} for l in sorted(now)]
-    if s.ablate:
-        result["ablations"] = ablate(model, batches, result["reads"], s.ablate)
-    return result
+    before = measure(first.to(device), batches)[1] if first else [{} for _ in reads]
+    rows = [facts | read | {f"{name}_first": x for name, x in then.items() if name.endswith(("rms", "passed"))}
+            for read, then in zip(reads, before)]
+    made = {k: v for k, v in settings.items() if k not in {*NO_MATTER, "seed"}} | checkpoint.get("fingerprint", {}) | {
+        "iter": i}
+    return made, rows, [facts | a for a in ablate(model, batches, reads, s.ablate)] if s.ablate else []
 
-def look_at_all(paths: list[str], s: RoutingConfig, device: str) -> list[dict]:
-    """The results of runs, and of every run in a folder that has ended; a note on the others in it."""
+def look_at_all(paths: list[str], s: RoutingConfig, device: str) -> tuple["pd.DataFrame", "pd.DataFrame"]:
+    """The rows and the ablations of runs, and of every run in a folder; a note on those in it that cannot be measured.
+    UserError where runs of one cell, by their folders' names, differ in more than the seed."""
     runs = {}                                                                   # {path: whether a folder gave it}
     for path in paths:
         inside = [] if (Path(path) / "ckpt.pt").exists() else sorted(Path(path).glob("*/ckpt.pt"))
         runs |= {str(p.parent): True for p in inside} or {path: False}
-    results = []
+    frame, ablations, cells = [], [], {}
     for path, inside in tqdm(runs.items(), disable=None, leave=False, unit="run"):
         try:
-            result = look_at(path, s, device)
-            if inside and not result["ended"]:
+            made, rows, masks = look_at(path, s, device)
+            if inside and made["iter"] < made["max_iters"]:
                 raise UserError(f"{path} has not ended.")
-            results.append(result)
         except UserError as e:
             if not inside:
                 raise
             tqdm.write(f"left out: {e}", file=sys.stderr)
-    if not results:
+            continue
+        cell, seed = rows[0]["cell"], rows[0]["seed"]
+        others = cells.setdefault(cell, {})
+        for other, theirs in others.items():
+            if wrong := ["seed"] * (other == seed) or [k for k in made | theirs if made.get(k) != theirs.get(k)]:
+                what = "has one seed twice" if other == seed else f"has runs that differ in {wrong[0]}"
+                raise UserError(f"{path}: its cell {cell} {what}; compare them apart.")
+        others[seed] = made
+        frame += rows
+        ablations += masks
+    if not frame:
         raise UserError(f"no run in {' '.join(paths)} could be measured.")
-    return results
-
-def name_cells(results: list[dict]) -> None:
-    """Set the cell of each: its folder's name without -sSEED. UserError when more than the seed differs in one."""
-    cells = defaultdict(list)
-    for r in results:
-        r["cell"] = Path(r["run"]).resolve().name.removesuffix(f"-s{r['seed']}")
-        cells[r["cell"]].append((r["run"], r["seed"], r.pop("alike")))
-    for cell, runs in cells.items():
-        (first, _, alike), seeds = runs[0], {seed for _, seed, _ in runs}
-        for run, _, other in runs:
-            if wrong := [name for name in {**alike, **other} if alike.get(name) != other.get(name)]:
-                raise UserError(f"{first} and {run} have one name, {cell}, and differ in {wrong[0]}; compare them "
-                                f"apart.")
-        if len(seeds) < len(runs):
-            raise UserError(f"{', '.join(run for run, *_ in runs)} are one cell, with a seed twice; name each once.")
+    return report.pd.DataFrame(frame), report.pd.DataFrame(ablations)
 
 # ---------------------------------------------------------------------------------------------------------------------
 
@@ -431,23 +361,20 @@ def main(argv) -> None:
     one, several, sources = flags.pop("run"), flags.pop("compare"), flags.pop("sources")
     s = RoutingConfig(**{name: flags.pop(name) for name in own if name in flags})
     if sources:
-        if one or several or s.out_dir:
-            raise UserError("--sources reads no run: it goes with flags of the model.")
         own_router(sources, ROUTERS)
         try:
-            config = GPTConfig(**flags | {"router": sources})
+            return print(sources_text(GPTConfig(**flags | {"router": sources})), end="")
         except ValueError as e:
             raise UserError(str(e)) from None
-        return print(sources_text(config), end="")
     if flags:
         raise UserError(f"--{min(flags)} is a flag of a model; it goes with --sources. A run has its own.")
     if s.windows < 1:
         raise UserError(f"--windows is {s.windows}; it must be 1 or more.")
-    if one and s.out_dir or several and (one or s.out_dir):
+    if sum(map(bool, (one, several, s.out_dir))) > 1:
         raise UserError("name one run, or several after --compare: python -m lab.routing --compare RUN RUN.")
     if s.ablate not in (None, "all", "each"):
         raise UserError(f"--ablate is {s.ablate!r}; it must be all or each.")
-    for name in ("json", "csv", "png", "rms_png"):                              # before the work, not after
+    for name in ("csv", "png", "rms_png"):                                      # before the work, not after
         if getattr(s, name) and not Path(getattr(s, name)).resolve().parent.is_dir():
             raise UserError(f"--{name} {getattr(s, name)}: there is no such folder.")
     report.needed()
@@ -457,29 +384,23 @@ def main(argv) -> None:
         raise UserError("--png and --rms_png need matplotlib: pip install matplotlib.") from None
     settle_kernels()
 
-    results = look_at_all(several or [one or s.out_dir or str(newest_run())], s, pick_device(s.device))
-    name_cells(results)
-    frame = routing_report.frame_of(results)
-    if several:
-        print(routing_report.comparison(frame), end="")
-    else:
-        r = results[0]
-        print(f"{r['run']}: {r['router']} {r['n_layer']}x{r['n_embd']}, iteration {r['iter']}, loss {r['loss']:.4f} on "
-              f"{r['tokens']:,} validation tokens\n\n{routing_report.summary(frame)}", end="")
+    paths = several or [one or s.out_dir or str(newest_run())]
+    frame, ablations = look_at_all(paths, s, pick_device(s.device))
+    if not several:
+        r = frame.iloc[0]
+        print(f"{paths[0]}: {r['router']} {r['n_layer']}x{r['n_embd']}, iteration {r['iter']}, loss {r['loss']:.4f} on "
+              f"{r['tokens']:,} validation tokens\n\n{routing_report.reads(frame)}")
+    print(routing_report.comparison(frame), end="")
     if s.ablate:
-        print("\n" + routing_report.ablation_text(results), end="")
-    if s.json:
-        with atomic_write(s.json) as f:
-            json.dump(results if several else results[0], f, indent=1)
-            f.write("\n")
+        print("\n" + routing_report.ablation_text(ablations), end="")
     if s.csv:
         with atomic_write(s.csv) as f:
-            frame.to_csv(f, index=False, float_format="%.6g", lineterminator="\n")
+            flat = frame.map(lambda x: json.dumps(x) if isinstance(x, list) else x)
+            flat.to_csv(f, index=False, float_format="%.6g", lineterminator="\n")
     if s.png:
-        draw = routing_report.choices(plt, frame) if several else routing_report.one_run(plt, results[0])
-        report.save(plt, s.png, draw)
+        report.save(plt, s.png, routing_report.choices(plt, frame))
     if s.rms_png:
-        report.save(plt, s.rms_png, routing_report.reaching(plt, frame))
+        report.save(plt, s.rms_png, routing_report.lines(plt, frame, routing_report.REACHING))
 
 
 if __name__ == "__main__":

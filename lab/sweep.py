@@ -20,6 +20,7 @@ adds to what is there. Seeds are the outer loop: after one the table is whole.
 """
 import argparse
 import contextlib
+import functools
 import itertools
 import json
 import math
@@ -36,9 +37,9 @@ import torch
 from tqdm import tqdm
 
 import train
-from lab.report import FINGERPRINT, Run, folder_name, milestones, needed, read_run, report, shown
+from lab.report import Run, folder_name, milestones, needed, read_run, report, unlike
 from nanodepth.files import UserError, atomic_write, check_named, lock, router_name, run
-from nanodepth.runs import NO_MATTER, Stop, code_digests, data_facts, iter_of
+from nanodepth.runs import Stop, code_digests, data_facts, iter_of
 from nanodepth.settings import Parser, comments
 from model import ROUTERS, GPTConfig
 
@@ -56,9 +57,7 @@ class SweepConfig:
     report: str | None = None            # a folder of runs: only its tables and pictures, of all cells or of --routers
 
 SET_BY_THE_SWEEP = {"router": "routers", "n_layer": "depths", "seed": "seeds"}
-BUSY = "another run is writing to"       # as train.py says it
 BAR = "{n_fmt}/{total_fmt} runs |{bar}| {elapsed} gone, {remaining} left{postfix}"
-PATIENCE = 5                             # seconds until a cell that is busy is tried again
 
 # ---------------------------------------------------------------------------------------------------------------------
 # the cells
@@ -73,7 +72,6 @@ class Cell:
     folder: Path
     start: str                           # its --init_from
     weights: str | None                  # the digest of the weights there
-    busy_until: float = 0.0              # another sweep has it: not before this time
 
 def integers(text: str, name: str) -> list[int]:
     """'12,24' -> [12, 24]"""
@@ -85,25 +83,17 @@ def integers(text: str, name: str) -> list[int]:
         raise UserError(f"--{name} is {text!r}; it must be whole numbers with commas, as in --{name} 1,2,3.")
     return list(dict.fromkeys(numbers))
 
-def parts_of(cell: str) -> tuple[str, list[str]]:
-    """'rd:rd_control=tied' -> ('rd', ['rd_control=tied']); the router may be FILE.py:Class."""
-    router, own = re.fullmatch(r"(.+?\.py:\w+|[^:]*)(.*)", cell).groups()
-    return router, [x for x in own.split(":") if x]
-
-def label_of(cell: str) -> str:
-    """A cell's name in tables and folders."""
-    router, own = parts_of(cell)
-    return ":".join([router_name(router), *own])
+def named(cell: str) -> tuple[str, str, list[str]]:
+    """'mine.py:Mine:rho=2' -> ('mine.py:Mine', 'Mine:rho=2', ['rho=2']): the router, the label in tables and folders,
+    and the settings."""
+    router, own = re.fullmatch(r"(.+?\.py:\w+|[^:]*)(.*)", cell.strip()).groups()
+    return router, router_name(router) + own, own.split(":")[1:]
 
 def varied(text: str) -> list[str]:
     """'a=1,2 b=3' -> [':a=1:b=3', ':a=2:b=3']: what is added to every cell."""
-    axes = []
-    for axis in text.split():
-        name, _, values = axis.partition("=")
-        if not name or not all(values.split(",")):
-            raise UserError(f"--vary is {axis!r}; it must be a setting and its values, as in learning_rate=1e-3,2e-3.")
-        axes.append([f":{name}={value}" for value in values.split(",")])
-    return ["".join(values) for values in itertools.product(*axes)]
+    axes = [axis.partition("=") for axis in text.split()]
+    return ["".join(x) for x in itertools.product(*([f":{name}={value}" for value in values.split(",")]
+                                                    for name, _, values in axes))]
 
 def reckoned(value: str, depth: int) -> str:
     """'n_layer/2' at 12 layers -> '6'; what is no such expression stays as it is."""
@@ -123,14 +113,12 @@ def plan(sweep: SweepConfig, given: dict) -> list[Cell]:
     cells, routers = [], {}
     for seed, depth, extra, name in itertools.product(integers(sweep.seeds, "seeds"), integers(sweep.depths, "depths"),
                                                       varied(sweep.vary), dict.fromkeys(names)):
-        (router, own), label = parts_of(name + extra), label_of(name + extra)
+        router, label, own = named(name + extra)
         if routers.setdefault(router_name(router), router) != router:
             raise UserError(f"{routers[router_name(router)]} and {router} have one name in the tables; rename a class.")
-        if bare := [x for x in own if "=" not in x]:
-            raise UserError(f"{label}: {bare[0]} is no setting; one looks like rd:rd_control=tied.")
-        values = dict(x.split("=", 1) for x in own)
-        if len(values) < len(own):
-            raise UserError(f"{label} has one setting twice.")
+        values = dict(x.partition("=")[::2] for x in own)
+        if len(values) < len(own) or not all(values.values()):
+            raise UserError(f"{label}: settings of a cell look like rd:rd_control=tied, each of them once.")
         if wrong := values.keys() & {*SET_BY_THE_SWEEP, "out_dir", "init_from"}:
             raise UserError(f"{label}: {min(wrong)} cannot be a setting of one cell.")
         start = given.get("init_from", "scratch").replace("{seed}", str(seed)).replace("{n_layer}", str(depth))
@@ -140,8 +128,6 @@ def plan(sweep: SweepConfig, given: dict) -> list[Cell]:
             flags = [flag(name, value) for name, value in chosen.items() if name != "init_from"]
             settings, checkpoint = train.read_settings([*flags, flag("init_from", start)])
             train.model_config(settings, 1)
-            if checkpoint and (layers := checkpoint["model_config"]["n_layer"]) != depth:
-                raise UserError(f"{start} has {layers} layers.")
         except UserError as e:
             raise UserError(f"the cell {label} at {depth} layers: {e}") from None
         folder = Path(sweep.out_dir) / folder_name(label, depth, settings["n_embd"], seed)
@@ -151,32 +137,26 @@ def plan(sweep: SweepConfig, given: dict) -> list[Cell]:
 # ---------------------------------------------------------------------------------------------------------------------
 # what is there already
 
-def check(cell: Cell, run: Run, wanted: dict) -> None:
-    """UserError when a run that is there is not the one that was asked for. wanted: parts of its fingerprint."""
-    was, mark = train.DEFAULTS | run.config["settings"], run.config.get("fingerprint")
-    if not mark:
-        raise UserError(f"{cell.folder} has no fingerprint: it is of an older version. Give another --out_dir.")
-    for name, now in cell.settings.items():
-        if name not in NO_MATTER and was.get(name, now) != now:
-            raise UserError(f"{cell.folder} was trained with {flag(name, was[name])}, not {now}. Give that flag, or "
-                            f"another --out_dir.")
-    for name, now in wanted.items():
-        if mark.get(name) != now:
-            raise UserError(f"{cell.folder} was trained with other {FINGERPRINT[name]} than there is now (digest "
-                            f"{shown(mark.get(name))}, not {shown(now)}). Give another --out_dir, or delete it.")
-
 def todo(cells: list[Cell]) -> list[Cell]:
     """The cells that are not done. UserError when a run that is there is not the one that was asked for."""
-    left, data, code = [], {}, {}
+    @functools.cache                                                    # the built-in corpus is made here
+    def data(dataset, tokenizer):
+        return data_facts(train.open_data(dataset, tokenizer))["digest"]
+
+    left = []
     for cell in cells:
         s = cell.settings
-        source, own = (s["dataset"], s["tokenizer"]), (s["router"], s["router_sha256"])
-        if source not in data:                                          # the built-in corpus is made here, once
-            data[source] = data_facts(train.open_data(*source))["digest"]
-        if own not in code:
-            code[own] = code_digests(own[0], ROUTERS, train.CODE, own[1])[0]
+        now = {"data": data(s["dataset"], s["tokenizer"]),
+               "router": code_digests(s["router"], ROUTERS, train.CODE, s["router_sha256"])[0]}
         if run := read_run(cell.folder):
-            check(cell, run, {"data": data[source], "router": code[own], "start": cell.weights})
+            mark = run.mark and run.mark | now
+            config = {"settings": s, "fingerprint": mark, "tokens_per_step": train.windows_a_step(s) * s["seq_len"]}
+            why = unlike(run, Run(cell.label, cell.depth, cell.seed, config, [], [], cell.folder), one_cell=True)
+            if not why and run.mark.get("start") != cell.weights:
+                why = "other starting weights"
+            if why:
+                raise UserError(f"{cell.folder}: {why}. It is another run than this cell: give its settings, or "
+                                f"another --out_dir.")
         if not run or not run.done:
             left.append(cell)
     return left
@@ -185,19 +165,12 @@ def last_line(folder: Path) -> dict:
     """The last line of a run's log: where it is. Empty where there is none."""
     try:
         with open(folder / "log.jsonl", "rb") as f:
-            f.seek(max(0, f.seek(0, os.SEEK_END) - 2000))
-            return ([json.loads(line) for line in f if iter_of(line) < float("inf")] or [{}])[-1]
+            return json.loads(([line for line in f if iter_of(line) < math.inf] or ["{}"])[-1])
     except OSError:
         return {}
 
 # ---------------------------------------------------------------------------------------------------------------------
 # running
-
-def command(cell: Cell) -> list[str]:
-    """How to run or resume a cell: train.py's flags, as they could be typed."""
-    start = "resume" if (cell.folder / "ckpt.pt").exists() else cell.start
-    return [sys.executable, str(Path(__file__).with_name("child.py")), *cell.flags, flag("init_from", start),
-            flag("out_dir", cell.folder)]
 
 def place(slot: int, jobs: int, device: str) -> dict:
     """The environment of the run in this slot: a card of its own (in turn), or its share of the cores."""
@@ -211,131 +184,102 @@ def place(slot: int, jobs: int, device: str) -> dict:
         env.setdefault("OMP_NUM_THREADS", str(max(1, cores // jobs)))
     return env
 
+def hold(cell: Cell) -> contextlib.ExitStack | None:
+    """The cell for this sweep alone, until it is closed; None while another sweep, or a run by hand, has it."""
+    cell.folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(UserError), contextlib.ExitStack() as held:
+        held.enter_context(lock(cell.folder, "another sweep has it", ".lock-sweep"))
+        with lock(cell.folder, "a run by hand has it"):                 # train.py's own lock
+            return held.pop_all()
+
+def alone(folder: Path) -> lock:
+    """The folder's tables for this sweep alone, as soon as another has written its own."""
+    while True:
+        with contextlib.suppress(UserError):
+            return lock(folder, "another sweep has it", ".lock-tables")
+        time.sleep(0.1)
+
 class Job:
     """A cell's run, in a process of its own. What it says is in output.txt in its folder, and stays when it fails."""
 
-    def __init__(self, cell: Cell, held: lock, slot: int, jobs: int):
-        self.cell, self.held, self.slot, self.since = cell, held, slot, time.time()
-        self.output = cell.folder / "output.txt"
+    def __init__(self, cell: Cell, held: contextlib.ExitStack, slot: int, jobs: int):
+        self.cell, self.held, self.output = cell, held, cell.folder / "output.txt"
+        start = "resume" if (cell.folder / "ckpt.pt").exists() else cell.start
+        command = [sys.executable, str(Path(__file__).with_name("child.py")), *cell.flags, flag("init_from", start),
+                   flag("out_dir", cell.folder)]
         alone = {"creationflags": 0x200} if os.name == "nt" else {"start_new_session": True}    # Ctrl-C is the sweep's
         with open(self.output, "wb") as f:
-            self.process = subprocess.Popen(command(cell), stdin=subprocess.PIPE, stdout=f, stderr=subprocess.STDOUT,
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=f, stderr=subprocess.STDOUT,
                                             env=place(slot, jobs, cell.settings["device"]), **alone)
 
-    def failure(self) -> str | None:
-        """Why it failed, in one line; None when it did not."""
-        code = self.process.returncode
-        if code <= 0:
-            return f"killed by signal {-code}" + " (out of memory?)" * (code == -9) if code else None
+    def said(self) -> str:
+        """Of a run that failed: why, in one line."""
         text = self.output.read_text(encoding="utf-8", errors="replace").strip()
-        said = text.rpartition("train.py: ")[2] if "train.py: " in text else text.rpartition("\n")[2]
-        return " ".join(said.split())[:400] or f"exit code {code}"
+        text = text.rpartition("train.py: " if "train.py: " in text else "\n")[2]
+        return f"{' '.join(text.split())[:400]} (exit code {self.process.returncode}, {self.output})"
 
     def close(self, keep: bool = False) -> None:
         self.process.stdin.close()
         if not keep:
             self.output.unlink(missing_ok=True)
-        self.held.release()
-
-def hold(cell: Cell) -> lock | None:
-    """The cell for this sweep alone; None while another has it."""
-    cell.folder.mkdir(parents=True, exist_ok=True)
-    try:
-        return lock(cell.folder, BUSY, ".lock-sweep")
-    except UserError:
-        cell.busy_until = time.time() + PATIENCE
-
-def alone(folder: Path) -> lock:
-    """The folder's tables for this sweep alone, as soon as another has written its own."""
-    while True:
-        try:
-            return lock(folder, BUSY, ".lock-tables")
-        except UserError:
-            time.sleep(0.1)
-
-def end(running: list[Job]) -> None:
-    """Let runs end their step and save; a second Ctrl-C ends them at once."""
-    for job in running:
-        job.process.stdin.close()
-    try:
-        for job in running:
-            job.process.wait()
-    finally:
-        for job in running:
-            job.process.kill()
-            job.close()
-        running.clear()
+        self.held.close()
 
 def run_cells(cells: list[Cell], waiting: list[Cell], jobs: int) -> dict[str, str]:
-    """Run the waiting cells, `jobs` at a time. Returns the sentence of each failed run, by its folder's name."""
-    running, failed, finished = [], {}, len(cells) - len(waiting)
-    if finished:
-        print(f"{finished} of {len(cells)} runs are there already", flush=True)
-
-    def tell(text):
-        bar.update()
-        tqdm.write(f"[{finished + len(failed)}/{len(cells)}] {text}")
-        sys.stdout.flush()
-
-    def draw():
-        now = []
-        for job in running:
-            line = last_line(job.cell.folder)
-            loss = line.get("loss", line.get("val_loss", math.nan))
-            now.append(f"{job.cell.folder.name} loss {loss:.3f} at {line.get('iter', 0)}")
-        bar.set_postfix_str(", ".join(now) or "waiting for another sweep")
-
-    with Stop() as stop, tqdm(total=len(cells), initial=finished, disable=None, dynamic_ncols=True,
-                              bar_format=BAR) as bar:
+    """Run the waiting cells, `jobs` at a time. Returns why some failed, by their folders' names."""
+    running, failed, done = {}, {}, len(cells) - len(waiting)           # running: {slot: job}
+    if done:
+        print(f"{done} of {len(cells)} runs are there already", flush=True)
+    with Stop() as stop, tqdm(total=len(cells), initial=done, disable=None, dynamic_ncols=True, bar_format=BAR) as bar:
         try:
-            while waiting or running:
-                if stop.asked:
-                    raise KeyboardInterrupt
-                for cell in [c for c in waiting if c.busy_until < time.time()]:
+            while (waiting or running) and not stop.asked:
+                for cell in [*waiting]:
                     if len(running) == jobs or not (held := hold(cell)):
                         continue
                     waiting.remove(cell)
-                    if (there := read_run(cell.folder)) and there.done:
-                        held.release()
-                        finished += 1
-                        tell(f"{cell.folder.name}: another sweep has run it")
+                    if (there := read_run(cell.folder)) and there.done:         # by another sweep
+                        held.close()
+                        done += 1
+                        bar.update()
                         continue
-                    slot = min({*range(jobs)} - {job.slot for job in running})
-                    running.append(Job(cell, held, slot, jobs))
-                time.sleep(0.1)
-                for job in [job for job in running if job.process.poll() is not None]:
-                    cell, why = job.cell, job.failure()
-                    name = cell.folder.name
-                    if why and why.startswith(BUSY):                    # a run that somebody has started by hand
-                        cell.busy_until = time.time() + PATIENCE
-                        waiting.append(cell)
-                    elif why:
-                        failed[name] = f"{why} ({job.output})"
-                        tell(f"{name} failed: {failed[name]}")
+                    slot = min({*range(jobs)} - running.keys())
+                    running[slot] = Job(cell, held, slot, jobs)
+                time.sleep(0.2)
+                for slot, job in [*running.items()]:
+                    if (code := job.process.poll()) is None:
+                        continue
+                    name, line = job.cell.folder.name, last_line(job.cell.folder)
+                    if code:
+                        failed[name] = job.said()
+                        text = f"{name} failed: {failed[name]}"
                     else:
-                        finished += 1
-                        tell(f"{name}: val loss {last_line(cell.folder)['val_loss']:.4f}, "
-                             f"{tqdm.format_interval(time.time() - job.since)}")
-                    running.remove(job)
-                    job.close(keep=name in failed)
-                if not bar.disable:
-                    draw()
-            return failed
-        except KeyboardInterrupt:
-            end(running)
-            again = shlex.join(["python", "-m", "lab.sweep", *sys.argv[1:]])
-            raise KeyboardInterrupt(f"stopped: {finished} of {len(cells)} runs are done, and what was running has "
-                                    f"saved. The same command goes on:\n    {again}") from None
+                        done += 1
+                        text = f"{name}: val loss {line['val_loss']:.4f}"
+                    bar.update()
+                    tqdm.write(f"[{done + len(failed)}/{len(cells)}] {text}")
+                    sys.stdout.flush()
+                    job.close(keep=code != 0)
+                    del running[slot]
+                now = [(job.cell.folder.name, last_line(job.cell.folder)) for job in running.values()]
+                bar.set_postfix_str(", ".join(f"{name} loss {line.get('loss', math.nan):.3f} at {line.get('iter', 0)}"
+                                              for name, line in now) or "waiting for another sweep")
         finally:
-            end(running)
+            for job in running.values():
+                job.process.stdin.close()                               # it ends its step and saves
+            for job in running.values():
+                job.process.wait()
+                job.close()
+    if stop.asked:
+        again = shlex.join(["python", "-m", "lab.sweep", *sys.argv[1:]])
+        raise KeyboardInterrupt(f"stopped: {done} of {len(cells)} runs are done, and what was running has saved. "
+                                f"The same command goes on:\n    {again}")
+    return failed
 
 # ---------------------------------------------------------------------------------------------------------------------
 
 def read_settings(argv) -> tuple[SweepConfig, dict]:
     """The sweep's own settings, and those of train.py that were given: the file, then the flags."""
     refused = {one: f"--{one} differs from run to run here: give --{many}." for one, many in SET_BY_THE_SWEEP.items()}
-    refused["block_size"] = ("--block_size is --seq_len here: the context length is --seq_len, and block means a depth "
-                             "block (--n_blocks).")
+    refused["block_size"] = train.REFUSED["block_size"]
     parser = Parser(prog="python -m lab.sweep", refused=refused,
                     description="Depth x router x seed: train all, then one table.")
     parser.add_argument("config", nargs="?", metavar="CONFIG.toml", help="settings, the sweep's and train.py's")
@@ -350,19 +294,13 @@ def read_settings(argv) -> tuple[SweepConfig, dict]:
     if "vary" in flags:
         flags["vary"] = " ".join(flags["vary"])
     given = (parser.read_toml(config) if config else {}) | flags
+    if "report" in given:                                               # the sweep that made them said what to compare
+        kept = Path(given["report"]) / "sweep.json"
+        was = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+        given = {"routers": "", **{k: was[k] for k in ("baseline", "at_tokens") if k in was}, **given}
     sweep = SweepConfig(**{name: given.pop(name) for name in own if name in given})
     check_named(sweep.routers, flags.get("routers"), config, "routers")
-    sweep.baseline = label_of(sweep.baseline)
-    if sweep.report is not None:                                        # the sweep that made them said what to compare
-        sweep.out_dir, kept = sweep.report, Path(sweep.report) / "sweep.json"
-        sweep.routers = sweep.routers if "routers" in flags else ""
-        if kept.exists():
-            try:
-                was = json.loads(kept.read_text(encoding="utf-8"))
-                sweep.baseline = sweep.baseline if "baseline" in flags else str(was["baseline"])
-                sweep.at_tokens = sweep.at_tokens if "at_tokens" in flags else was["at_tokens"]
-            except (ValueError, KeyError, TypeError):
-                raise UserError(f"{kept} is damaged; delete it, and give --baseline and --at_tokens.") from None
+    sweep.baseline = named(sweep.baseline)[1]
     if sweep.jobs < 1:
         raise UserError(f"--jobs is {sweep.jobs}; it must be 1 or more.")
     if given.get("init_from") == "resume":
@@ -373,8 +311,8 @@ def read_settings(argv) -> tuple[SweepConfig, dict]:
 def main(argv) -> None:
     sweep, given = read_settings(argv)
     needed()
-    out_dir, failed, cells = Path(sweep.out_dir), {}, []
-    if sweep.report is None:
+    out_dir, failed, cells = Path(sweep.report or sweep.out_dir), {}, []
+    if not sweep.report:
         cells = plan(sweep, given)
         waiting = todo(cells)
         out_dir.mkdir(parents=True, exist_ok=True)
@@ -382,10 +320,11 @@ def main(argv) -> None:
             json.dump(vars(sweep) | {"train": given}, f, indent=1)
         failed = run_cells(cells, waiting, sweep.jobs)
     if not failed or len(failed) < len(cells):
-        only = {label_of(x.strip()) for x in sweep.routers.split(",")} if sweep.report and sweep.routers else None
-        with alone(out_dir) if out_dir.is_dir() else contextlib.nullcontext():
-            text = report(out_dir, sweep.baseline, sweep.at_tokens, only)
-        print("\n" + text)
+        only = {named(x)[1] for x in sweep.routers.split(",")} if sweep.report and sweep.routers else None
+        if not out_dir.is_dir():
+            raise UserError(f"there is no folder {out_dir}.")
+        with alone(out_dir):
+            print("\n" + report(out_dir, sweep.baseline, sweep.at_tokens, only))
     if failed:
         first = next(iter(failed))
         raise UserError(f"{len(failed)} of {len(cells)} runs failed: {first}: {failed[first]}\n"

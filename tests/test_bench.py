@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lab import bench
-from model import GPT, GPTConfig
+from model import GPTConfig
 from nanodepth.files import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,11 +20,11 @@ TINY = ["--n_layer", "2", "--n_embd", "16", "--n_head", "2", "--seq_len", "8", "
 @pytest.mark.slow                       # processes
 def test_a_pair(tmp_path):
     out = tmp_path / "bench.json"
-    command = [sys.executable, "-m", "lab.bench", "--routers", "block", *TINY, "--steps", "2", "--rounds", "3", "--json", out]
+    command = [sys.executable, "-m", "lab.bench", "--routers", "block", *TINY, "--rounds", "3", "--json", out]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
     written = json.loads(out.read_text())
     block = written["results"]["block"]
-    assert len(block["seconds"]) == len(block["baseline_seconds"]) == 3 and block["tokens_a_turn"] == 2 * 2 * 8
+    assert len(block["seconds"]) == len(block["baseline_seconds"]) == 3
     assert block["ratio"] == statistics.median(b / s for s, b in zip(block["seconds"], block["baseline_seconds"]))
     assert block["params"] - block["baseline_params"] == 5 * 16                 # 2L + 1 queries
     assert block["peak_mem_mb"] > 50 and block["memory_ratio"] == block["peak_mem_mb"] / block["baseline_peak_mem_mb"]
@@ -49,21 +49,35 @@ def test_ctrl_c(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_turn_is_whole_training_steps_in_the_dtype(dtype):
-    """`steps` times forward, backward and AdamW, under autocast where the dtype says so: none of them may be left out."""
-    settings = bench.BenchConfig(steps=3, batch_size=2, device="cpu", dtype=dtype)
-    torch.manual_seed(0)
-    model = GPT(GPTConfig(vocab_size=11, seq_len=8, n_layer=2, n_head=2, n_embd=16, router="block"))
+def test_a_turn_is_a_whole_training_step_in_the_dtype(dtype):
+    """Forward, backward and AdamW, under autocast where the dtype says so: none of them may be left out."""
+    settings = bench.BenchConfig(batch_size=2, device="cpu", dtype=dtype)
+    model, step = bench.training(settings, GPTConfig(vocab_size=11, seq_len=8, n_layer=2, n_head=2, n_embd=16))
     seen, before = [], {name: p.detach().clone() for name, p in model.named_parameters()}
     model.register_forward_hook(lambda m, args, out: seen.append((out[0].dtype, tuple(args[0].shape), len(args))))
-    turn = bench.training(model, settings, torch.Generator().manual_seed(0))
-    assert not seen                                                             # the work is in the turn
-    turn()
-    assert seen == [(getattr(torch, dtype), (2, 8), 2)] * 3                     # logits; idx and targets
+    step()
+    assert seen == [(getattr(torch, dtype), (2, 8), 2)]                         # logits; idx and targets
     moved = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
     assert moved == before.keys() and all(p.grad is None for p in model.parameters())
-    optimizer, = (cell.cell_contents for cell in turn.__closure__ if isinstance(cell.cell_contents, torch.optim.Optimizer))
-    assert {int(state["step"]) for state in optimizer.state.values()} == {3}
+
+@pytest.mark.slow                       # processes
+def test_a_router_that_cannot_run_is_a_row(capsys, tmp_path):
+    """Out of memory, no compiler, killed: one line, and the other routers are measured."""
+    (tmp_path / "bad.py").write_text("""
+import os
+from model import Residual
+class Fails(Residual):
+    def forward(self, e, sublayers):
+        raise RuntimeError("CUDA out of memory.\\nTried to allocate")
+class Killed(Residual):
+    def forward(self, e, sublayers):
+        os._exit(9)
+""", encoding="utf-8")
+    fails, killed = (f"{tmp_path / 'bad.py'}:{name}" for name in ("Fails", "Killed"))
+    bench.main([*TINY, "--routers", f"{fails},{killed},block", "--rounds", "1"])
+    rows = capsys.readouterr().out.splitlines()[-3:]
+    assert rows[0] == f"| {fails} | failed: RuntimeError: CUDA out of memory. | | | | |"
+    assert rows[1].startswith(f"| {killed} | failed: ") and rows[2].startswith("| block | ") and "failed" not in rows[2]
 
 @pytest.mark.parametrize("flags, words", [
     (["--rounds", "0"], "--rounds is 0; it must be at least 1"), (["--json", "/no/such/folder/x.json"], "there is no such folder"),

@@ -4,6 +4,7 @@ import hashlib
 import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 import torch.nn as nn
@@ -207,9 +208,10 @@ def test_routing_watches_it(cls, flags):
     torch.manual_seed(0)
     model = GPT(GPTConfig(vocab_size=11, seq_len=6, n_layer=8, n_head=1, n_embd=8, router=cls.__name__, **flags)).eval()
     batch = torch.randint(11, (3, 7))
-    result = measure(model, [batch])
-    assert [r["read"] for r in result["reads"]] == list(range(16 + (not cls.adds)))
-    last = result["reads"][-1]
+    loss, rows = measure(model, [batch])
+    reads = [row for row in rows if row["n"]]
+    assert [r["read"] for r in reads] == list(range(16 + (not cls.adds)))
+    last = reads[-1]
     n = len(last["sources"])
     assert last["sources"] == [f"s{i}" for i in range(n)]                       # nobody has named them
     if cls is Recency:                                                          # queries are 0: the bias alone weighs
@@ -217,20 +219,16 @@ def test_routing_watches_it(cls, flags):
         assert last["weights"] == pytest.approx(want.tolist(), abs=1e-6)
     else:
         assert last["weights"] == pytest.approx([1 / n] * n, abs=1e-6)
-    assert result["loss"] == pytest.approx(model(batch[:, :-1], batch[:, 1:])[1].item(), abs=1e-6)
+    assert loss == pytest.approx(model(batch[:, :-1], batch[:, 1:])[1].item(), abs=1e-6)
 
-def test_names_belong_to_the_forward_that_has_the_sources():
-    class Same(Block):
-        """Block's forward, so Block's names."""
+def test_names_are_of_model_py_s_own_routers_alone():
     class Other(Block):
-        """Its own forward with as many sources: Block's names would be made up."""
-        def forward(self, e, sublayers):
-            return super().forward(e, sublayers)
+        """A class of one's own with as many sources: Block's names would be made up."""
     class Named(Other):
         def source_names(self, l):
             return ["mine", "yours"]
     c = GPTConfig(n_layer=4, n_blocks=2)
-    assert source_names(Same(c), 1, 2) == source_names(Block(c), 1, 2) == ["e", "PC"]
+    assert source_names(Block(c), 1, 2) == ["e", "PC"]
     assert source_names(Other(c), 1, 2) == ["s0", "s1"] and source_names(Named(c), 1, 2) == ["mine", "yours"]
     with pytest.raises(UserError, match=r"source_names\(4\) of the router gives 2 names; its read 4 has 3"):
         source_names(Named(c), 4, 3)
@@ -291,9 +289,10 @@ def test_a_router_from_a_file_everywhere(mine, data, tmp_path, capsys):
 
     go("--dataset", data, "--router", mine, "--init_from", "resume", "--out_dir", run, "--max_iters", 3)
     sample.main(["--out_dir", str(run), "--router", mine, "--num_samples", "1", "--max_new_tokens", "5", "--device", "cpu"])
-    routing.main([str(run), "--router", mine, "--json", str(tmp_path / "r.json"), "--windows", "4", "--device", "cpu"])
-    reads = json.loads((tmp_path / "r.json").read_text())["reads"]
-    assert [len(r["sources"]) for r in reads] == [2, 2, 2, 2] and "v_weights" in reads[2] and "v_weights" not in reads[3]
+    routing.main([str(run), "--router", mine, "--csv", str(tmp_path / "r.csv"), "--windows", "4", "--device", "cpu"])
+    reads = pd.read_csv(tmp_path / "r.csv")
+    assert reads.n.tolist() == [2, 2, 2, 2, 0] and reads.sources[0] == '["s0", "s1"]'
+    assert reads.v_weights.notna().tolist() == [True, False, True, False, False]
     bench.main(["--routers", mine, "--n_layer", "2", "--n_embd", "16", "--n_head", "2", "--seq_len", "8", "--batch_size", "2",
                 "--device", "cpu", "--rounds", "1"])
     assert f"| {mine} |" in capsys.readouterr().out
@@ -308,10 +307,10 @@ def test_a_sweep_with_a_router_from_a_file(mine, data, tmp_path, capsys):
     out = capsys.readouterr().out
     assert "| Mine | 2 |" in out and "| Mine:null_source=true | 2 |" in out
     sweep.main([*map(str, flags), "--baseline", mine])                          # all are there: only the tables
-    assert "| block | Mine | 2 | 1 |" in capsys.readouterr().out
+    assert "| block | Mine | 2 | 128 | 1 |" in capsys.readouterr().out
     path = Path(mine.rpartition(":")[0])
     path.write_text(MINE.replace("[-2:]", "[-3:]"), encoding="utf-8")
-    refused("was trained with other code of the router", sweep.main, *flags)            # an edited router is another cell
+    refused("code of the router", sweep.main, *flags)            # an edited router is another cell
     other = tmp_path / "other.py"
     other.write_text(MINE, encoding="utf-8")
     refused("have one name in the tables", sweep.main, "--routers", f"{mine},{other}:Mine", *flags[2:])

@@ -29,16 +29,20 @@ def runs(tmp_path):
 
 def tell(folder, *flags, drawn=False) -> str:
     """results.md of a folder."""
-    with mock.patch.object(report, "pictures", report.pictures if drawn else lambda *args: ""):      # they take seconds
+    with mock.patch.object(report, "pictures", report.pictures if drawn else lambda *args: []):      # they take seconds
         sweep.main(["--report", str(folder), *flags])
     return (folder / "results.md").read_text(encoding="utf-8")
 
-AGAINST = "Val loss minus that of the baseline"
+MEANS, AGAINST = "Val loss: mean ±", "Val loss minus that of the baseline"
 
-def row(text, label, title=AGAINST, depth="4"):
-    found = [r for r in rows_of(text, title) if r[0] == label and r[2] == depth]
-    assert len(found) == 1
-    return dict(zip(["router", "against", "layers", *report.PAIRED], found[0]))
+def rows(text, label, title=AGAINST, depth="4") -> list[dict]:
+    """The rows of a label, one for each point in time, the end last."""
+    head = ["router", "against", "layers", "tokens", *report.PAIRED]
+    return [dict(zip(head, r)) for r in rows_of(text, title) if r[0] == label and r[2] == depth]
+
+def row(text, label):
+    [found] = rows(text, label)
+    return found
 
 # ---------------------------------------------------------------------------------------------------------------------
 # statistics
@@ -58,7 +62,8 @@ def test_statistics_against_scipy_and_numpy(n):
 def test_what_few_pairs_cannot_say():
     p = report.paired([0.0])
     assert p["n"] == 1 and p["wins"] == 0 and all(math.isnan(p[k]) for k in ("sd", "low", "high", "detectable"))
-    assert report.paired_cells(report.compared(frame([1.5], [1.5]))[0])[:6] == [1, "+0.0000", "-", "-", "0 of 1", "-"]
+    one = report.paired_table(report.compared(frame([1.5], [1.5])))
+    assert one.endswith("| wav | block | 4 | 100 | 1 | +0.0000 | - | - | 0 of 1 | - | - |  |\n")
     assert report.paired([])["n"] == 0
     equal = report.paired([0.0, 0.0, 0.0])                              # rd tied against block, on a CPU
     assert (equal["low"], equal["high"], equal["wins"]) == (0, 0, 0)
@@ -83,10 +88,10 @@ def frame(loss, base, depth=4):
 
 def test_correlation_of_pairs():
     loss, base = [1.3, 1.5, 1.45, 1.2], [1.5, 1.6, 1.4, 1.3]
-    assert report.compared(frame(loss, base))[0]["r"] == pytest.approx(np.corrcoef(loss, base)[0, 1], rel=1e-12)
+    assert report.compared(frame(loss, base)).r[0] == pytest.approx(np.corrcoef(loss, base)[0, 1], rel=1e-12)
     for n in (1, 2):                                                    # two points always lie on a line
-        assert math.isnan(report.compared(frame(loss[:n], base[:n]))[0]["r"])
-    assert math.isnan(report.compared(frame(loss, [1.5] * 4))[0]["r"])
+        assert math.isnan(report.compared(frame(loss[:n], base[:n])).r[0])
+    assert math.isnan(report.compared(frame(loss, [1.5] * 4)).r[0])
 
 def test_the_trend_over_depth_is_paired_by_seed(runs):
     deep = [[3.0, 2.1, 1.2], [3.1, 2.2, 1.45], [2.9, 1.8, 1.3]]
@@ -99,7 +104,7 @@ def test_the_trend_over_depth_is_paired_by_seed(runs):
     [trend] = rows_of(tell(runs), "Does it change with depth?")
     change = [deep[i][2] - WAV[i][2] for i in range(3)]                 # the baseline's losses are equal here
     interval = stats.ttest_1samp(change, 0).confidence_interval(0.95)
-    assert trend[:6] == ["wav", "block", "4 to 8", "3", f"{np.mean(change):+.4f}",
+    assert trend[:7] == ["wav", "block", "4 to 8", "2,000", "3", f"{np.mean(change):+.4f}",
                          f"{interval.low:+.4f} .. {interval.high:+.4f}"]
 
 def test_tables_and_csv(runs):
@@ -116,18 +121,17 @@ def test_tables_and_csv(runs):
 
     # the tables, recomputed from the CSV
     block, wav = (frame[frame.label == label].val_loss.to_numpy() for label in ("block", "wav"))
-    assert rows_of(text, "Mean ±") == [
-        [label, "4", "0 1 2", "1,004", f"{np.mean(x):.4f} ± {np.std(x, ddof=1):.4f}", ""]
+    assert rows_of(text, MEANS)[2:] == [                                # the first two are of 1,000 tokens
+        [label, "4", "2,000", "0 1 2", "1,004", f"{np.mean(x):.4f} ± {np.std(x, ddof=1):.4f}", ""]
         for label, x in (("block", block), ("wav", wav))]
     interval = stats.ttest_rel(wav, block).confidence_interval(0.95)
-    got = row(text, "wav")
+    half_way, got = rows(text, "wav")                                   # nothing was evaluated near 5,000 tokens
     assert got["difference"] == f"{np.mean(wav - block):+.4f}" and got["left out"] == "" and got["n"] == "3"
     assert got["95 % interval"] == f"{interval.low:+.4f} .. {interval.high:+.4f}"
     assert (got["wins"], got["r"]) == ("2 of 3", f"{np.corrcoef(wav, block)[0, 1]:.2f}")
-    [half_way] = rows_of(text, "The same on the way")                   # nothing was evaluated near 5,000 tokens
     half = 4.302653 * 0.1 / math.sqrt(3)                                # +0.1, 0, -0.1
-    assert half_way[:6] == ["wav", "block", "4", "1,000", "3", "+0.0000"]
-    assert half_way[6] == f"{-half:+.4f} .. {half:+.4f}"
+    assert [half_way[x] for x in ("tokens", "n", "difference")] == ["1,000", "3", "+0.0000"]
+    assert half_way["95 % interval"] == f"{-half:+.4f} .. {half:+.4f}"
     assert "Intervals of 95 % shown: 2. If no router made a difference, 0.1 of them" in text
     pairs = pd.read_csv(runs / "pairs.csv")
     assert pairs["mean"].tolist() == pytest.approx([0, np.mean(wav - block)], abs=1e-12)
@@ -135,9 +139,10 @@ def test_tables_and_csv(runs):
 def test_report_keeps_what_the_sweep_compared(runs):
     (runs / "sweep.json").write_text(json.dumps({"baseline": "wav", "at_tokens": "all"}))
     text = tell(runs)
-    assert row(text, "block")["against"] == "wav" and len(rows_of(text, "The same on the way")) == 2
-    text = tell(runs, "--baseline", "delta")
-    assert row(text, "wav")["left out"] == "s0 s1 s2: no delta" and row(text, "wav")["difference"] == "-"
+    assert [r["against"] for r in rows(text, "block")] == ["wav"] * 3 and [r["tokens"] for r in rows(text, "block")] == [
+        "0", "1,000", "2,000"]
+    got = rows(tell(runs, "--baseline", "delta"), "wav")[-1]
+    assert got["left out"] == "s0 s1 s2: no delta" and got["difference"] == "-"
     fake_run(runs, "rd", 4, 0, BLOCK[0])
     assert "| rd |" in tell(runs) and "| rd |" not in tell(runs, "--routers", "block,wav")
 
@@ -171,17 +176,18 @@ def test_an_unequal_run_is_in_no_difference(tmp_path, settings, mark, reason):
     losses = WAV[0][:2] if "max_iters" in settings else WAV[0]
     odd = fake_run(tmp_path, "wav", 4, 0, losses, mark=mark, **settings)
     text = tell(tmp_path, "--at_tokens", "1k")
-    for title in (AGAINST, "The same on the way"):
-        got = [r for r in rows_of(text, title) if r[0] == "wav"]
-        assert len(got) == 1 and got[0][-1] == f"s0: {reason}" and got[0][-8] == "2"
+    reason = f"{odd.name} has {reason}" if mark is None else reason
+    *_, at_1k, at_end = rows(text, "wav")
+    for got in (at_1k, at_end):
+        assert got["left out"] == f"s0: {reason}" and got["n"] == "2"
     d = [WAV[s][2] - BLOCK[s][2] for s in (1, 2)]
-    assert row(text, "wav")["difference"] == f"{np.mean(d):+.4f}"
-    mean = rows_of(text, "Mean ±")[1]
-    assert mean[2] == "1 2" and f"{odd.name}: {reason}" in mean[-1] and "other seeds than 0 1 2" in mean[-1]
+    assert at_end["difference"] == f"{np.mean(d):+.4f}"
+    mean = rows_of(text, MEANS)[-1]
+    assert mean[3] == "1 2" and f"{odd.name}: {reason}" in mean[-1] and "other seeds than 0 1 2" in mean[-1]
 
     for seed in (1, 2):
         shutil.rmtree(tmp_path / f"wav-4x16-s{seed}")
-    got = row(tell(tmp_path), "wav")
+    got = rows(tell(tmp_path), "wav")[-1]
     assert got["left out"] == f"s0: {reason}".replace("a checkpoint", "ffffffff") and got["n"] == "0"
     assert {got[x] for x in report.PAIRED[1:-1]} == {"-"}
 
@@ -189,14 +195,14 @@ def test_unequal_tokens_at_one_milestone(tmp_path):
     """95k against 100k tokens: within the tolerance of --at_tokens, and no pair."""
     fake_run(tmp_path, "block", 4, 0, BLOCK[0], every=20)
     fake_run(tmp_path, "wav", 4, 0, WAV[0] * 3, every=19, max_iters=1000)
-    [got] = rows_of(tell(tmp_path, "--at_tokens", "2k"), "The same on the way")
-    assert got[0] == "wav" and got[4:6] == ["0", "-"] and got[-1] == "s0: max_iters 1000, not 40"
+    got = rows(tell(tmp_path, "--at_tokens", "2k"), "wav")[0]
+    assert (got["n"], got["difference"], got["left out"]) == ("0", "-", "s0: max_iters 1000, not 40")
     path = tmp_path / "wav-4x16-s0" / "config.json"
     config = json.loads(path.read_text())
     config["settings"]["max_iters"] = 40
     path.write_text(json.dumps(config))
-    [got] = rows_of(tell(tmp_path, "--at_tokens", "2k"), "The same on the way")
-    assert got[4:6] == ["0", "-"] and got[-1] == "s0: 1,900 tokens, not 2,000"
+    got = rows(tell(tmp_path, "--at_tokens", "2k"), "wav")[0]
+    assert (got["n"], got["difference"], got["left out"]) == ("0", "-", "s0: 1,900 tokens, not 2,000")
 
 def test_a_control_that_was_stopped_early(runs):
     shutil.rmtree(runs / "block-4x16-s1")
@@ -204,11 +210,11 @@ def test_a_control_that_was_stopped_early(runs):
         f.write('{"iter": 20, "val_lo')                                 # cut short by a kill
     text = tell(runs)
     got = row(text, "wav")
-    assert got["n"] == "2" and got["left out"] == "s1: block-4x16-s1 is not finished"
+    assert got["n"] == "2" and got["left out"] == "s1: block-4x16-s1 has not come so far"
     assert "block-4x16-s1 is not finished: iteration 10 of 20." in text
     # means of other seeds are not to be compared, and not drawn side by side
-    assert [r[2] for r in rows_of(text, "Mean ±")] == ["0 2", "0 1 2"]
-    assert rows_of(text, "Mean ±")[1][-1] == "other seeds than 0 2: see the pairs"
+    assert [r[3] for r in rows_of(text, MEANS)] == ["0 2", "0 1 2"]
+    assert rows_of(text, MEANS)[1][-1] == "other seeds than 0 2: see the pairs"
     cells = report.means(report.read_runs(runs)[0], "block")
     assert list(zip(cells.label, cells.alike)) == [("block", True), ("wav", False)]
 
@@ -224,15 +230,16 @@ def test_what_may_differ(runs):
         fake_run(runs, "rd:rd_control=tied:learning_rate=0.1", 4, seed, BLOCK[seed], rd_control="tied",
                  learning_rate=0.1)
         fake_run(runs, "block:plain_read=true", 4, seed, BLOCK[seed], plain_read=True, log_interval=7, compile=True)
+        fake_run(runs, "wav", 4, seed, WAV[seed], n_blocks=4)           # as none is at 4 layers
     text = tell(runs)
-    for label in ("rd:rd_control=tied:learning_rate=0.1", "block:plain_read=true"):
+    for label in ("rd:rd_control=tied:learning_rate=0.1", "block:plain_read=true", "wav"):
         assert (row(text, label)["n"], row(text, label)["left out"]) == ("3", "")
     for seed in range(3):
         for label, losses in (("block", BLOCK), ("wav", WAV)):
             fake_run(runs / "started", label, 4, seed, losses[seed], mark={"start": f"{seed}" * 32},
                      init_from=f"b{seed}")
     text = tell(runs / "started")
-    assert row(text, "wav")["n"] == row(text, "wav", "The differences there")["n"] == "3"
+    assert [(r["tokens"], r["n"]) for r in rows(text, "wav")] == [("0", "3"), ("2,000", "3")]
 
 def test_every_setting_is_compared(tmp_path):
     """Any setting that is not in NO_MATTER makes two runs no pair, also one that comes later."""
@@ -273,7 +280,7 @@ def test_one_damaged_folder_is_named_and_the_rest_reported(runs):
     assert row(text, "wav")["n"] == "3"
     assert "rd-4x16-s0 is damaged: its config.json or log.jsonl cannot be read." in text
     assert "residual-4x16-s0 is not what it is called: it holds delta-4x16-s0." in text
-    assert "s0 is not what it is called: it holds wav+learning_rate=0.005-4x16-s0." in text
+    assert "s0 is not what it is called: it holds wav-4x16-s0 with learning_rate 0.005." in text
     assert "rd-4x16-s1 is not finished: iteration 0 of 20." in text
     for path in runs.iterdir():
         shutil.rmtree(path) if path.is_dir() and path.name != "rd-4x16-s0" else None
@@ -292,7 +299,7 @@ def test_without_pandas_a_sentence_before_anything(runs, monkeypatch):
 def test_tables_without_matplotlib(runs, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     tell(runs, drawn=True)
-    assert "For pictures: pip install matplotlib" in capsys.readouterr().out
+    assert "no pictures without matplotlib (pip install matplotlib, then --report" in capsys.readouterr().out
     assert not list(runs.glob("*.png"))
 
 def test_pictures(runs, capsys):
