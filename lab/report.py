@@ -188,7 +188,8 @@ def pairs(runs: list[Run], baseline: str, tokens: int | None = None) -> "pd.Data
         why = (run.odd or not base and f"no {other}" or base.odd and f"{base.folder.name} is left out: {base.odd}"
                or not line and f"{run.folder.name} is not finished"
                or not its and f"{base.folder.name} has not come so far" or unlike(run, base)
-               or line["tokens"] != its["tokens"] and f"{line['tokens']:,} tokens, not {its['tokens']:,}" or None)
+               or line["tokens"] != its["tokens"] and "max_iters" not in settings_in(run.label)     # else it says so
+               and f"{line['tokens']:,} tokens, not {its['tokens']:,}" or None)
         loss, its_loss = (math.nan, math.nan) if why else (line["val_loss"], its["val_loss"])
         rows.append([run.depth, run.label, other, run.seed, run, line["tokens"] if line else math.nan, loss, its_loss,
                      loss - its_loss, why])

@@ -296,8 +296,11 @@ def read_settings(argv) -> tuple[SweepConfig, dict]:
     given = (parser.read_toml(config) if config else {}) | flags
     if "report" in given:                                               # the sweep that made them said what to compare
         kept = Path(given["report"]) / "sweep.json"
-        was = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
-        given = {"routers": "", **{k: was[k] for k in ("baseline", "at_tokens") if k in was}, **given}
+        try:
+            was = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+            given = {"routers": "", **{k: was[k] for k in ("baseline", "at_tokens") if k in was}, **given}
+        except (ValueError, TypeError):
+            raise UserError(f"{kept} is damaged; delete it, and give --baseline and --at_tokens.") from None
     sweep = SweepConfig(**{name: given.pop(name) for name in own if name in given})
     check_named(sweep.routers, flags.get("routers"), config, "routers")
     sweep.baseline = named(sweep.baseline)[1]

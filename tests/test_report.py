@@ -145,6 +145,9 @@ def test_report_keeps_what_the_sweep_compared(runs):
     assert got["left out"] == "s0 s1 s2: no delta" and got["difference"] == "-"
     fake_run(runs, "rd", 4, 0, BLOCK[0])
     assert "| rd |" in tell(runs) and "| rd |" not in tell(runs, "--routers", "block,wav")
+    (runs / "sweep.json").write_text("{")
+    with pytest.raises(UserError, match="sweep.json is damaged; delete it"):
+        tell(runs)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # what is no pair
@@ -231,8 +234,9 @@ def test_what_may_differ(runs):
                  learning_rate=0.1)
         fake_run(runs, "block:plain_read=true", 4, seed, BLOCK[seed], plain_read=True, log_interval=7, compile=True)
         fake_run(runs, "wav", 4, seed, WAV[seed], n_blocks=4)           # as none is at 4 layers
+        fake_run(runs, "delta:max_iters=10", 4, seed, WAV[seed][:2], max_iters=10)      # another length, and says so
     text = tell(runs)
-    for label in ("rd:rd_control=tied:learning_rate=0.1", "block:plain_read=true", "wav"):
+    for label in ("rd:rd_control=tied:learning_rate=0.1", "block:plain_read=true", "wav", "delta:max_iters=10"):
         assert (row(text, label)["n"], row(text, label)["left out"]) == ("3", "")
     for seed in range(3):
         for label, losses in (("block", BLOCK), ("wav", WAV)):
