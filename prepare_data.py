@@ -8,17 +8,15 @@
 The documents of all files, in order, are divided into train, val and test, and their ids are appended to shards in the
 folder `parts`. `parts/record.json` says how far they have come, so a run that was stopped loses a few seconds. When all
 are there, the shards are moved out, and meta.json comes last. At character level the files are read twice: which
-characters there are must be known first. Neither the number of workers nor where a run was stopped has a say in the bytes.
+characters there are must be known first. Neither the workers nor where a run was stopped have a say in the bytes.
 """
 import argparse
 import collections
 import contextlib
 import errno
-import functools
 import hashlib
 import io
 import json
-import math
 import os
 import platform
 import re
@@ -47,7 +45,7 @@ PIECE = 2**18                   # bytes that are encoded at a time
 FEW = 200                       # with fewer documents each is cut by position: a hash would not divide them well
 WINDOWS = 2 * 128 + 44          # tokens that val and test should have at least: two windows of 128, and a little room
 STEADY = 10_000                 # tokens of a val split that tells small differences
-OURS = re.compile(r"(train|val|test)_\d{6}\.bin(\.tmp)?|meta\.json(\.tmp)?|parts|\.lock")
+OURS = re.compile(r"(train|val|test)_\d{6}\.bin|meta\.json(\.tmp)?|parts|\.lock")
 
 # ---------------------------------------------------------------------------------------------------------------------
 # corpora. A file that is all of val or test comes before one that is all of train: where train is full, reading ends.
@@ -93,7 +91,7 @@ def text8() -> Corpus:
                 with atomic_write(path.with_name(f"text8_{name}.txt"), "wb") as f:
                     f.write(text[round(start * len(text)):round(stop * len(text))])
         return path
-    files = [File(f"text8_{split}.txt", fetch=functools.partial(fetch, split), revision=TEXT8_SHA256, split=split)
+    files = [File(f"text8_{split}.txt", fetch=lambda split=split: fetch(split), revision=TEXT8_SHA256, split=split)
              for split in ("val", "test", "train")]
     return Corpus("text8", files, fractions=(0.9, 0.05, 0.05), ends=False)
 
@@ -153,7 +151,7 @@ def divide(corpus: Corpus, file: File, text: bytes, stretch: bool) -> list[tuple
     bounds = [0, *(character(text, round(len(text) * f)) for f in (train, train + val)), len(text)]
     return [(i, text[a:b]) for i, (a, b) in enumerate(pairwise(bounds)) if a < b and corpus.fractions[i]]
 
-def encode(corpus: Corpus, tok, documents, room: float = math.inf):
+def encode(corpus: Corpus, tok, documents, room: float = float("inf")):
     """The ids of train, val and test, as bytes; of each how many tokens, documents and bytes of text, (3, 3); and
     whether train is full: it gets `room` tokens at most, and its last document is cut there."""
     ids, ended, sizes, full, dtype = [bytearray() for _ in SPLITS], [0] * 3, [0] * 3, False, token_dtype(tok.vocab_size)
@@ -188,8 +186,8 @@ def in_order(f, items, n: int):
             yield item, future.result()
 
 def jobs(corpus: Corpus, start: int, done: int):
-    """Runs of documents, a quarter of a million bytes each, from document `done` of file `start` on: (documents, where to go on after
-    them, bytes of the files read so far)."""
+    """Runs of documents, a quarter of a million bytes each, from document `done` of file `start` on: (documents, where
+    to go on after them, bytes of the files read so far)."""
     job, size, before = [], 0, 0
     for i, file in enumerate(corpus.files[start:], start):
         file.path = file.path or file.fetch()
@@ -222,7 +220,7 @@ def fill(corpus: Corpus, tok, folder: Path, record: dict, num_proc: int, max_tok
     """Read what is not in the folder yet: everything, or until train has its max_tokens."""
     dtype, counts, chunks, size = token_dtype(tok.vocab_size), np.array(record["counts"]), [], 0
     total = max_tokens or sum(f.path.stat().st_size for f in corpus.files[record["at"][0]:] if f.path) or None
-    results = in_order(functools.partial(encode, corpus, tok), jobs(corpus, *record["at"]), num_proc)
+    results = in_order(lambda documents: encode(corpus, tok, documents), jobs(corpus, *record["at"]), num_proc)
     with tqdm(total=total, desc="reading", unit=" tokens" if max_tokens else "B", unit_scale=True, disable=None,
               leave=False) as bar, contextlib.closing(results):
         for (documents, at, position), (ids, new, full) in results:
@@ -264,8 +262,7 @@ def fractions_of(text: str) -> tuple:
         if len(parts) != 3 or min(parts) < 0 or parts[0] <= 0 or not sum(parts) < float("inf"):
             raise ValueError
     except ValueError:
-        raise UserError(f"--split is {text!r}; it must be three numbers, for train, val and test, "
-                        f"as 95/2.5/2.5.") from None
+        raise UserError(f"--split is {text!r}; it must be three numbers (train, val, test), as 95/2.5/2.5.") from None
     return tuple(p / sum(parts) for p in parts)
 
 def corpus_of(dataset, input: list[str], tokenizer, split, separator, text_key) -> Corpus:
@@ -277,16 +274,15 @@ def corpus_of(dataset, input: list[str], tokenizer, split, separator, text_key) 
         files, left_out = input_files(input)
         if left_out:
             most = ", ".join(f"{n} {suffix}" for suffix, n in left_out.most_common(5))
-            print(f"{left_out.total()} files are not .txt, .jsonl or .parquet, and are not read ({most}); "
-                  f"name them, as in '*.py', to have them read", file=sys.stderr)
+            print(f"{left_out.total()} files are not .txt, .jsonl or .parquet, and are not read ({most}); name them, "
+                  f"as in '*.py', to have them read", file=sys.stderr)
         name = Path(input[0]).resolve().name.split(".")[0] if len(files) == 1 or os.path.isdir(input[0]) else "input"
         for written, meant in (("\\n", "\n"), ("\\r", "\r"), ("\\t", "\t")):
             separator = separator and separator.replace(written, meant)
         return Corpus(name or "input", files, fractions=fractions, separator=separator, text_key=text_key or "text")
     if dataset not in DATASETS:
-        hint = "a folder of shards needs no preparation: train.py --dataset PATH" if os.path.isdir(dataset) else \
-            "for files of your own: --input"
-        raise UserError(f"there is no dataset {dataset!r}, only {', '.join(DATASETS)}; {hint}.")
+        raise UserError(f"there is no dataset {dataset!r}, only {', '.join(DATASETS)}. Files of yours are an --input, "
+                        f"and a folder of shards is ready for train.py --dataset.")
     for flag, value in (("split", split), ("separator", separator), ("text_key", text_key)):
         if value is not None:
             raise UserError(f"--{flag} is for --input; the layout of {dataset} is known.")
@@ -331,7 +327,8 @@ def make(corpus: Corpus, out: Path, tok, settings: dict, num_proc: int) -> dict:
 
     tok: None for characters.
     """
-    folder, same, nothing = out / "parts", {"settings": settings, "code": code()}, {"counts": [[0] * 3] * 3, "at": (0, 0)}
+    folder, same = out / "parts", {"settings": settings, "code": code()}
+    nothing = {"counts": [[0, 0, 0]] * 3, "at": (0, 0)}
     corpus.few = settings["dataset"] == "input" and are_few(corpus)
     try:
         record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
@@ -355,13 +352,11 @@ def make(corpus: Corpus, out: Path, tok, settings: dict, num_proc: int) -> dict:
         rest = [f * 1.2 if n < WINDOWS else f for f, n in zip(rest, tokens[1:])]
         record |= nothing | {"fractions": (1 - sum(rest), *rest)}           # and once more, with more for val or test
     if not tokens[0]:
-        where = str(corpus.files[0].path) + " and the other files" * (len(corpus.files) > 1)
-        raise UserError(f"there is no text in {where}.")
+        raise UserError(f"there is no text in {', '.join(str(f.path) for f in corpus.files[:3])}.")
     splits = {s: finish(out, s, counts, token_dtype(tok.vocab_size)) for s, counts in zip(SPLITS, record["counts"])}
     meta = {"dataset": corpus.name, "tokenizer": tok.describe(), "vocab_size": tok.vocab_size, "splits": splits,
-            "fractions": [round(f, 6) for f in corpus.fractions], "settings": settings}
-    if corpus.name == "pystdlib":
-        meta["python"] = platform.python_version()
+            "fractions": [round(f, 6) for f in corpus.fractions], "settings": settings,
+            "python": platform.python_version()}
     write_json(out / "meta.json", meta)
     shutil.rmtree(folder, ignore_errors=True)
     return meta
@@ -375,11 +370,11 @@ def same_again(out: Path, settings: dict) -> None:
     """Say that `out` is ready, or raise: it was made with other settings, or from other files."""
     meta = load_data(out).meta
     shutil.rmtree(out / "parts", ignore_errors=True)                            # stopped between meta.json and this
-    old = meta.get("settings", {})
-    for k in {**settings, **old}:
-        if old.get(k) != settings.get(k):
+    for k, value in settings.items():
+        old = meta.get("settings", {}).get(k)
+        if old != value:
             made = "from other files, or they have changed" if k == "sources" else \
-                f"with {k} {old.get(k)!r}, and this is {settings.get(k)!r}"
+                f"with {k} {old!r}, and this is {value!r}"
             raise UserError(f"{out} is there already, made {made}. Choose another --out, or delete that folder.")
     print(f"{out} is there already: {summary(meta)}")
 

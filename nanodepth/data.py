@@ -47,8 +47,7 @@ def read_shard(path) -> np.ndarray:
         raise UserError(f"{path} is missing. Prepare the data again, in an empty folder.") from None
     dtype = FORMATS.get(tuple(int(x) for x in header[:2])) if len(header) == 256 else None
     if dtype is None:
-        raise UserError(f"{path} is not a token shard: it starts neither with 20240520, 1 nor with 20240801, 7. "
-                        f"Make shards with prepare_data.py.")
+        raise UserError(f"{path} is not a token shard, of version 20240520, 1 or 20240801, 7. Use prepare_data.py.")
     count = int(header[2])
     want = HEADER_BYTES + count * dtype.itemsize
     if count < 0 or size != want:
@@ -92,8 +91,7 @@ def utf8(text: str, encoding: str = "utf-8") -> bytes:
     try:
         return text.encode(encoding)
     except UnicodeEncodeError as e:             # half of a surrogate pair: from JSON, or a prompt in another encoding
-        raise UserError(f"the text has the lone surrogate U+{ord(text[e.start]):04X} at character {e.start}, "
-                        f"which is not UTF-8.") from None
+        raise UserError(f"the text has the lone surrogate U+{ord(text[e.start]):04X} at character {e.start}.") from None
 
 class Tokenizer:
     def ids(self, ids) -> np.ndarray:
@@ -104,22 +102,22 @@ class Tokenizer:
             raise UserError(f"token {wrong[0]} is outside the vocabulary of {self.vocab_size}.")
         return ids if self.end is None else ids[ids != self.end]
 
+    def describe(self) -> dict:
+        return {"kind": self.kind}
+
     def decode(self, ids) -> str:
         """The text; an end token is nothing, and half a character is U+FFFD."""
         return self.decode_bytes(ids).decode(errors="replace")
 
 class ByteTokenizer(Tokenizer):
     """Ids 0..255 are the bytes of the UTF-8 text; 256 ends a text."""
-    vocab_size, end = 257, 256
+    kind, vocab_size, end = "byte", 257, 256
 
     def encode(self, text: str) -> np.ndarray:
         return np.frombuffer(utf8(text), np.uint8).astype(np.uint16)
 
     def decode_bytes(self, ids) -> bytes:
         return self.ids(ids).astype(np.uint8).tobytes()
-
-    def describe(self) -> dict:
-        return {"kind": "byte"}
 
 def code_points(text: str) -> np.ndarray:
     """What Unicode numbers the characters of a text with, (len(text),) uint32."""
@@ -156,7 +154,7 @@ class CharTokenizer(Tokenizer):
 
 class GPT2Tokenizer(Tokenizer):
     """GPT-2's byte pairs by tiktoken; 50256 ends a text. The ranks are fetched once and kept by tiktoken."""
-    vocab_size, end = 50257, 50256
+    kind, vocab_size, end = "gpt2", 50257, 50256
 
     @functools.cached_property
     def bpe(self):
@@ -174,9 +172,8 @@ class GPT2Tokenizer(Tokenizer):
         thread.join(RANKS_SECONDS)
         if not found or isinstance(found[0], Exception):
             why = type(found[0]).__name__ if found else f"no answer in {RANKS_SECONDS} seconds"
-            raise UserError(f"the gpt2 tokenizer needs its ranks once from openaipublic.blob.core.windows.net, and "
-                            f"that failed ({why}). Connect, or set TIKTOKEN_CACHE_DIR to such a folder from a "
-                            f"connected machine, or use --tokenizer byte.")
+            raise UserError(f"the gpt2 tokenizer needs its ranks once from openaipublic.blob.core.windows.net ({why}). "
+                            f"Connect, set TIKTOKEN_CACHE_DIR to a folder that has them, or use --tokenizer byte.")
         return found[0]
 
     def encode(self, text: str) -> np.ndarray:
@@ -186,9 +183,6 @@ class GPT2Tokenizer(Tokenizer):
 
     def decode_bytes(self, ids) -> bytes:
         return self.bpe.decode_bytes(self.ids(ids).tolist())
-
-    def describe(self) -> dict:
-        return {"kind": "gpt2"}
 
 def tokenizer_from(described: dict):
     """The tokenizer whose describe() gave this dict, from a meta.json or a checkpoint."""
@@ -247,8 +241,8 @@ def load_data(path, tokenizer: str | None = None) -> Data:
             splits[s] = tokens = Tokens([path / shard["file"] for shard in shards])
             for shard, n in zip(shards, tokens.lengths):
                 if n != shard["tokens"]:
-                    raise UserError(f"{path / shard['file']} has {n:,} tokens, and meta.json says {shard['tokens']:,}. "
-                                    f"Delete {path} and prepare it again.")
+                    raise UserError(f"{path / shard['file']} has {n:,} tokens, and meta.json says {shard['tokens']:,}; "
+                                    f"delete {path} and prepare it again.")
             if len(tokens) != said["tokens"] or said["bytes"] < 0:
                 raise ValueError
     except (ValueError, KeyError, TypeError):
@@ -262,13 +256,11 @@ def load_data(path, tokenizer: str | None = None) -> Data:
 def load_ready_made(path: Path, tokenizer: str | None) -> Data:
     """A folder of llm.c or modded-nanogpt .bin files: the split is in each name, the order is the names'."""
     if (path / "parts").exists():
-        raise UserError(f"{path} is not ready: its preparation has not ended. "
-                        f"Run the same prepare_data.py command again.")
+        raise UserError(f"{path} is not ready. Run the same prepare_data.py command again, to its end.")
     splits = {s: Tokens(sorted(p for p in path.glob("*.bin") if re.search(rf"(^|[_-]){s}[_.-]", p.name)))
               for s in SPLITS}
     if not splits["train"]:
-        raise UserError(f"{path} has neither a meta.json nor shards named like fineweb_train_000001.bin. "
-                        f"Make a data folder with prepare_data.py.")
+        raise UserError(f"{path} has neither a meta.json nor shards like x_train_000001.bin. Use prepare_data.py.")
     if tokenizer not in (None, "byte", "gpt2"):
         raise UserError(f"--tokenizer is {tokenizer!r}; for shards made elsewhere it can be byte or gpt2.")
     # Under these names they write GPT-2 tokens as uint16, and llm.c Llama 3 tokens as uint32. Other names do not say.
@@ -280,8 +272,7 @@ def load_ready_made(path: Path, tokenizer: str | None) -> Data:
     largest = max(t.largest() for t in splits.values())
     if kind and largest >= sizes[kind]:
         if tokenizer:
-            raise UserError(f"--tokenizer is {tokenizer}, which has {sizes[kind]:,} tokens, and {path} holds token "
-                            f"{largest:,}.")
+            raise UserError(f"--tokenizer is {kind}, which has {sizes[kind]:,} tokens; {path} has token {largest:,}.")
         kind = None
     known = tokenizer_from({"kind": kind}) if kind in ("byte", "gpt2") else None
     return Data(path, {}, sizes.get(kind), known, **{s: t or None for s, t in splits.items()})

@@ -102,8 +102,7 @@ def input_files(patterns: list[str]) -> tuple[list[File], collections.Counter]:
     files, left_out = [], [p for place, p in others.items() if place not in found]
     for path in found.values():
         if path.name.lower().endswith(PACKED):
-            raise UserError(f"{path}: this kind of file is not read. Unpack or convert it to .txt, .jsonl or "
-                            f".parquet (.txt and .jsonl also in .gz or .zip).")
+            raise UserError(f"{path}: this kind of file is not read. Unpack or convert it to .txt, .jsonl or .parquet.")
         if not path.is_file():
             raise UserError(f"{path} is a pipe or a device, which cannot be read a second time. Save it to a file.")
         if kind_of(path) == "parquet":
@@ -221,22 +220,20 @@ def text_documents(chunks, separator: str | None):
 
 def json_documents(stream, name, key: str):
     """The texts in JSON lines."""
-    offset, number = 0, 0
+    offset, number, parse = 0, 0, json.JSONDecoder().decode
     while raw := stream.readline(LONG):
         number += 1
         if len(raw) >= LONG:
-            raise UserError(f"{name}, line {number} is longer than {LONG >> 20} MiB. Is this JSON lines, one object a "
-                            f"line? A text as long as that can be a .txt file.")
+            raise UserError(f"{name}, line {number} is longer than {LONG >> 20} MiB. Make it a .txt file.")
         try:
-            line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-            text = json.loads(line)[key] if not line.isspace() else None
+            line = raw.decode() if offset else raw.decode("utf-8-sig")
+            text = None if line.isspace() else parse(line)[key]
             if text is not None:
                 yield text.encode()
         except UnicodeDecodeError as e:
             raise not_utf8(f"{name}, line {number}", e.object[e.start], offset + e.start) from None
-        except UnicodeEncodeError as e:                                         # "\ud800" is JSON, but no character
-            raise UserError(f"{name}, line {number} has half a character, \\u{ord(text[e.start]):04x}, in its text, "
-                            f"which is not UTF-8. Leave the line out, or put \\ufffd there.") from None
+        except UnicodeEncodeError:                                              # "\ud800" is JSON, but no character
+            raise UserError(f"{name}, line {number} has half a character in its text. Leave the line out.") from None
         except (ValueError, RecursionError, KeyError, TypeError, IndexError, AttributeError):
             raise UserError(f"{name}, line {number} is no JSON object with a text under {key!r}: {line[:80].strip()}\n"
                             f"Name the text with --text_key; a line looks like {{\"text\": \"...\"}}.") from None
@@ -249,24 +246,21 @@ def parquet_documents(raw, name, key: str):
     f = pq.ParquetFile(raw, pre_buffer=False, buffer_size=2**20)                # not a whole column chunk at once
     types = {field.name: str(field.type) for field in f.schema_arrow}
     if not re.match(r"(large_)?string|dictionary<values=(large_)?string", types.get(key, "")):
-        what = f"the column {key!r} is {types[key]}, which is not text" if key in types else \
-            f"there is no column {key!r}, only {', '.join(map(repr, types))}"
-        raise UserError(f"{name}: {what}. Name the text with --text_key.")
+        columns = ", ".join(f"{k!r} ({v})" for k, v in types.items())
+        raise UserError(f"{name}: there is no text in a column {key!r}, only {columns}. Name it with --text_key.")
     leaf = next(i for i in range(f.metadata.num_columns) if f.metadata.schema.column(i).path == key)
     number = 0
     for group in range(f.num_row_groups):
         column = f.metadata.row_group(group).column(leaf)
         average = column.total_uncompressed_size // max(column.num_values, 1) + 1
         if min(column.total_uncompressed_size, 1024 * average) > PAGE:          # writers count 1,024 rows, then bytes
-            raise UserError(f"{name}: row group {group} has rows of {average / 1e6:.1f} MB in the mean, and "
-                            f"{column.total_uncompressed_size / 1e6:,.0f} MB must be read at once. Write it again "
-                            f"with row_group_size={max(PAGE // average, 1)} (pyarrow), or as .jsonl.")
+            raise UserError(f"{name}: row group {group} has rows of {average / 1e6:.1f} MB in the mean, too much to "
+                            f"read. Write it with row_group_size={max(PAGE // average, 1)} (pyarrow), or as .jsonl.")
         for batch in f.iter_batches(min(max(2**21 // average, 1), 256), [group], [key], use_threads=False):
             for text in batch.column(key).cast(pa.large_binary()):
                 number, text = number + 1, text.as_py() or b""
                 if len(text) > LONG:
-                    raise UserError(f"{name}, row {number} is longer than {LONG >> 20} MiB. Leave it out, or make it "
-                                    f"a .txt file.")
+                    raise UserError(f"{name}, row {number} is longer than {LONG >> 20} MiB. Make it a .txt file.")
                 try:
                     text.isascii() or text.decode()
                 except UnicodeDecodeError as e:

@@ -27,7 +27,8 @@ from nanodepth.data import (ByteTokenizer, CharTokenizer, GPT2Tokenizer, Tokens,
 def test_a_shard_is_its_format_and_comes_back(tmp_path, ids, magic, version, size):
     path, dtype = tmp_path / "train_000000.bin", token_dtype(max(ids) + 1)
     (tmp_path / "parts").mkdir()
-    counts, halves = [[len(ids), 1, 9], [0, 0, 0], [0, 0, 0]], [[np.array(x, dtype).tobytes(), b"", b""] for x in (ids[:1], ids[1:])]
+    counts = [[len(ids), 1, 9], [0, 0, 0], [0, 0, 0]]
+    halves = [[np.array(x, dtype).tobytes(), b"", b""] for x in (ids[:1], ids[1:])]
     append(tmp_path / "parts", {"counts": [[0, 0, 0]] * 3}, dtype, halves, np.array(counts), (1, 0))
     assert finish(tmp_path, "train", counts[0], dtype) == {"tokens": len(ids), "documents": 1, "bytes": 9, "shards": [
         {"file": path.name, "tokens": len(ids), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}]}
@@ -221,7 +222,7 @@ def test_ready_made_shards_that_do_not_tell_their_vocabulary(tmp_path):
     with pytest.raises(UserError, match="--tokenizer is 'char'; .*it can be byte or gpt2"):
         load_data(tmp_path, "char")
     write_shard(tmp_path / "mine_train_0.bin", [5, 300])
-    with pytest.raises(UserError, match="--tokenizer is byte, which has 257 tokens, and .* holds token 300"):
+    with pytest.raises(UserError, match="--tokenizer is byte, which has 257 tokens; .* has token 300"):
         load_data(tmp_path, "byte")
     write_shard(tmp_path / "fineweb_train_000001.bin", [60000])
     (tmp_path / "mine_train_0.bin").unlink()

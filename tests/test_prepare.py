@@ -672,7 +672,7 @@ BROKEN = {
     "latin1 in json": (with_bytes(".jsonl", lambda r: r + b'{"text": "\xe9"}'),
                        r"a.jsonl, line 501 is not UTF-8: byte 0xe9 at offset 8,010"),
     "half a surrogate": (with_bytes(".jsonl", lambda r: r'{"text": "a\ud83d"}'.encode()),
-                         r"line 1 has half a character, .ud83d.*Leave the line out"),
+                         r"line 1 has half a character.*Leave the line out"),
     "empty": (with_bytes(".txt", lambda r: b""), "there is no text in .*a.txt"),
     "blank": (with_bytes(".txt", lambda r: b" \n\n"), "there is no text in .*a.txt"),
     "empty jsonl": (with_bytes(".jsonl", lambda r: b""), "there is no text in .*a.jsonl"),
@@ -712,8 +712,8 @@ def test_a_broken_input_is_a_sentence_and_leaves_nothing(tmp_path, name, tokeniz
 
 def test_broken_parquet(tmp_path):
     good = parquet(tmp_path / "a.parquet", stories(200), column="body", n=list(range(200)))
-    for key, words in ((None, "there is no column 'text', only 'body', 'n'.*--text_key"),
-                       ("n", "the column 'n' is int64, which is not text")):
+    for key, words in ((None, "no text in a column 'text', only 'body' .string., 'n' .int64.*--text_key"),
+                       ("n", "no text in a column 'n', only .*--text_key")):
         with pytest.raises(UserError, match=words):
             prepare(input=[str(good)], text_key=key, tokenizer="byte", out=tmp_path / "out")
     assert len(every_document(prepare(input=[str(good)], text_key="body", tokenizer="byte",
