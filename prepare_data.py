@@ -160,7 +160,7 @@ def encode(corpus: Corpus, tok, documents, room: float = float("inf")):
         for split, text in divide(corpus, *document):
             raw, start = ids[split], len(ids[split])
             for piece in pieces(text, PIECE) if len(text) > PIECE else [text]:
-                raw += tok.encode(piece.decode()).data
+                raw += tok.encode(piece.decode()).tobytes()
             raw += end
             cut = split == 0 and len(raw) > most
             if cut:
