@@ -5,18 +5,18 @@
     python prepare_data.py --dataset fineweb-edu --max_tokens 2.0B          # a prefix; the rest is not fetched
     python prepare_data.py --input book.txt 'notes/**/*.jsonl.gz' --tokenizer gpt2
 
-Two steps. First the documents of all files, in order, are divided into train, val and test, and written to `parts/`:
-ids, or for char and byte the UTF-8 itself. A part appears when it is whole, and says where in the corpus to go on, so a
-run that was stopped loses one part at most. Then, when the whole vocabulary is known, the parts become shards, and
-meta.json comes last. Neither the number of workers nor where a run was stopped has a say in the bytes.
+The documents of all files, in order, are divided into train, val and test, and their ids are appended to shards in the
+folder `parts`. `parts/record.json` says how far they have come, so a run that was stopped loses a few seconds. When all
+are there, the shards are moved out, and meta.json comes last. At character level the files are read twice: which
+characters there are must be known first. Neither the workers nor where a run was stopped have a say in the bytes.
 """
 import argparse
 import collections
 import contextlib
 import errno
 import hashlib
+import io
 import json
-import math
 import os
 import platform
 import re
@@ -24,8 +24,9 @@ import shutil
 import sys
 import sysconfig
 import urllib.request
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -33,20 +34,21 @@ from tqdm import tqdm
 
 from nanodepth.files import UserError, atomic_write, lock, run
 from nanodepth.settings import Parser, amount
-from nanodepth.data import SPLITS, ByteTokenizer, CharTokenizer, GPT2Tokenizer, load_data, shard_header, token_dtype
+from nanodepth.data import (HEADER_BYTES, SPLITS, ByteTokenizer, CharTokenizer, GPT2Tokenizer, code_points, load_data,
+                            shard_header, token_dtype)
 from nanodepth.documents import Corpus, File, character, input_files, kind_of, need, pieces, read
 from nanodepth.tokenizer_json import HFTokenizer
 
 SHARD_TOKENS = 100_000_000      # tokens of a full shard, as in llm.c
-PART_BYTES = 2**23
-PIECE = 2**20                   # bytes that are encoded, and written, at a time
+PART_BYTES = 2**23              # of ids, after which they are on the disk for sure
+PIECE = 2**18                   # bytes that are encoded at a time
 FEW = 200                       # with fewer documents each is cut by position: a hash would not divide them well
 WINDOWS = 2 * 128 + 44          # tokens that val and test should have at least: two windows of 128, and a little room
 STEADY = 10_000                 # tokens of a val split that tells small differences
-OURS = re.compile(r"(train|val|test)_\d{6}\.bin(\.tmp)?|meta\.json(\.tmp)?|parts|\.lock")
+OURS = re.compile(r"(train|val|test)_\d{6}\.bin|meta\.json(\.tmp)?|parts|\.lock")
 
 # ---------------------------------------------------------------------------------------------------------------------
-# corpora
+# corpora. A file that is all of val or test comes before one that is all of train: where train is full, reading ends.
 
 class Unfinished(UserError):
     """The network's fault: what has been done is kept, and the same command goes on."""
@@ -72,24 +74,30 @@ def hub(repo: str, revision: str, name: str, split=None) -> File:
     return File(name, fetch=fetch, revision=f"{repo}@{revision}", split=split)
 
 TEXT8 = "http://mattmahoney.net/dc/text8.zip"
+TEXT8_SHA256 = "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232"
 
 def text8() -> Corpus:
-    def fetch():
-        path = Path("data/.downloads/text8.zip")
-        path.parent.mkdir(parents=True, exist_ok=True)
+    """One text without ends, cut as in the papers: the first 90 % are train."""
+    def fetch(split: str) -> Path:
+        path = Path(f"data/.downloads/text8_{split}.txt")
         if not path.exists():
-            with network(TEXT8), urllib.request.urlopen(TEXT8, timeout=30) as answer, atomic_write(path, "wb") as f:
-                shutil.copyfileobj(answer, f)
+            with network(TEXT8), urllib.request.urlopen(TEXT8, timeout=30) as answer:
+                packed = answer.read()
+            if hashlib.sha256(packed).hexdigest() != TEXT8_SHA256:
+                raise UserError(f"{TEXT8} is not the right file: its sha256 is not {TEXT8_SHA256[:16]}....")
+            text = zipfile.ZipFile(io.BytesIO(packed)).read("text8")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            for name, start, stop in (("test", 0.95, 1), ("val", 0.9, 0.95), ("train", 0, 0.9)):
+                with atomic_write(path.with_name(f"text8_{name}.txt"), "wb") as f:
+                    f.write(text[round(start * len(text)):round(stop * len(text))])
         return path
-    spans = {"train": (0, 90_000_000), "val": (90_000_000, 95_000_000), "test": (95_000_000, 100_000_000)}
-    sha256 = "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232"
-    files = [File("text8.zip", fetch=fetch, sha256=sha256, split=split, members=["text8"], span=span)
-             for split, span in spans.items()]
-    return Corpus("text8", files, fractions=(0.9, 0.05, 0.05), ends=False, chars=" abcdefghijklmnopqrstuvwxyz")
+    files = [File(f"text8_{split}.txt", fetch=lambda split=split: fetch(split), revision=TEXT8_SHA256, split=split)
+             for split in ("val", "test", "train")]
+    return Corpus("text8", files, fractions=(0.9, 0.05, 0.05), ends=False)
 
 def tinystories() -> Corpus:
     place = "roneneldan/TinyStories", "f54c09fd23315a6f9c86f9dc80f725de7d8f9c64"
-    files = [hub(*place, "TinyStoriesV2-GPT4-train.txt", split="train"), hub(*place, "TinyStoriesV2-GPT4-valid.txt")]
+    files = [hub(*place, "TinyStoriesV2-GPT4-valid.txt"), hub(*place, "TinyStoriesV2-GPT4-train.txt", split="train")]
     return Corpus("tinystories", files, fractions=(0, 0.5, 0.5), separator="<|endoftext|>")
 
 def fineweb_edu() -> Corpus:
@@ -119,7 +127,17 @@ def pystdlib() -> Corpus:
 DATASETS = {"pystdlib": pystdlib, "text8": text8, "tinystories": tinystories, "fineweb-edu": fineweb_edu}
 
 # ---------------------------------------------------------------------------------------------------------------------
-# step one: documents to parts
+# documents to shards
+
+def characters(corpus: Corpus) -> str:
+    """All characters that there are in the files."""
+    seen = np.zeros(0x110000, bool)
+    for documents, *_ in tqdm(jobs(corpus, 0, 0), desc="characters", unit=" MB", disable=None, leave=False):
+        for piece in pieces(b"".join(text for _, text, _ in documents), PIECE):
+            points = code_points(piece.decode())
+            if not seen.take(points).all():
+                seen[points] = True
+    return "".join(map(chr, np.flatnonzero(seen)))
 
 def divide(corpus: Corpus, file: File, text: bytes, stretch: bool) -> list[tuple[int, bytes]]:
     """(split, text) of a document: its file's split; by position if it is one of few, or a stretch of a longer text;
@@ -133,188 +151,106 @@ def divide(corpus: Corpus, file: File, text: bytes, stretch: bool) -> list[tuple
     bounds = [0, *(character(text, round(len(text) * f)) for f in (train, train + val)), len(text)]
     return [(i, text[a:b]) for i, (a, b) in enumerate(pairwise(bounds)) if a < b and corpus.fractions[i]]
 
-class Encoder:
-    """Documents to what parts are made of, units: ids; or for char and byte UTF-8, in which 0xFF ends a document."""
-
-    def __init__(self, corpus: Corpus, tokenizer: str, tok=None):
-        self.corpus, self.kind, self.tok = corpus, tokenizer, tok               # tok: of ids; None for char and byte
-        self.by_file = any(f.split for f in corpus.files)                       # else val and test end with train
-        self.dtype = token_dtype(self.tok.vocab_size) if self.tok else np.dtype("u1")
-        self.end = np.array(self.tok.end if self.tok else 0xFF, self.dtype).tobytes() if corpus.ends else b""
-
-    def encode(self, text: bytes, most: int | None = None) -> tuple[bytes, int, int]:
-        """The units of a text, or of its first `most` tokens, and how many tokens and bytes they are."""
-        if self.kind == "byte":
-            return text[:most], len(text[:most]), len(text[:most])
-        if self.kind == "char":
-            text = text if most is None else text.decode()[:most].encode()
-            return text, sum(len(piece.decode()) for piece in pieces(text, PIECE)), len(text)
-        raw = b"".join(self.tok.encode(piece.decode()).astype(self.dtype, copy=False).tobytes()
-                       for piece in pieces(text, PIECE))
-        ids = np.frombuffer(raw, self.dtype)[:most]
-        size = len(text) if most is None else len(self.tok.decode_bytes(ids))
-        return raw[:ids.nbytes], len(ids), size
-
-    def job(self, documents, room: float = math.inf):
-        """The units of train, val and test; of each how many tokens, documents and bytes; and whether train is full: it
-        gets `room` tokens at most, and its last document is cut there."""
-        units, counts, full, ends = ([], [], []), np.zeros((3, 3), np.int64).tolist(), False, bool(self.end)
-        for document in documents:
-            if full and not self.by_file:                                            # no more of val and test either
-                break
-            for split, text in divide(self.corpus, *document):
-                if full and split == 0:
-                    continue
-                (raw, tokens, size), end, count = self.encode(text), self.end, counts[split]
-                if split == 0 and count[0] + tokens + ends > room:
-                    full = True
-                    (raw, tokens, size), end = self.encode(text, int(room) - count[0]), b""
-                units[split].extend((raw, end))
-                count[0], count[1], count[2] = count[0] + tokens + bool(end), count[1] + bool(end), count[2] + size
-        return [b"".join(u) for u in units], np.array(counts), full
+def encode(corpus: Corpus, tok, documents, room: float = float("inf")):
+    """The ids of train, val and test, as bytes; of each how many tokens, documents and bytes of text, (3, 3); and
+    whether train is full: it gets `room` tokens at most, and its last document is cut there."""
+    ids, ended, sizes, full, dtype = [bytearray() for _ in SPLITS], [0] * 3, [0] * 3, False, token_dtype(tok.vocab_size)
+    end, most = np.array(tok.end, dtype).tobytes() if corpus.ends else b"", room * dtype.itemsize
+    for document in documents:
+        for split, text in divide(corpus, *document):
+            raw, start = ids[split], len(ids[split])
+            for piece in pieces(text, PIECE) if len(text) > PIECE else [text]:
+                raw += tok.encode(piece.decode()).tobytes()
+            raw += end
+            cut = split == 0 and len(raw) > most
+            if cut:
+                del raw[most:]
+                text, full = tok.decode_bytes(np.frombuffer(bytes(raw[start:]), dtype)), True
+            ended[split] += bool(end) and not cut
+            sizes[split] += len(text)
+        if full:
+            break
+    return ids, np.array([[len(raw) // dtype.itemsize for raw in ids], ended, sizes]).T, full
 
 def in_order(f, items, n: int):
     """(item, f(item[0])) for each item, in their order. `n` threads, which tiktoken and hashlib let run at once, work a
     few items ahead."""
-    pool, waiting = ThreadPoolExecutor(n), collections.deque()
-    try:
+    waiting = collections.deque()
+    with ThreadPoolExecutor(n) as pool:
         for item in items:
             waiting.append((item, pool.submit(f, item[0])))
-            if len(waiting) > n + 1:
+            if len(waiting) > n:
                 item, future = waiting.popleft()
                 yield item, future.result()
         for item, future in waiting:
             yield item, future.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
 
-def jobs(corpus: Corpus, parts):
-    """Runs of documents, a million bytes each, from where the parts end: (documents, where to go on after them, bytes
-    of the files read so far)."""
-    job, size, before, (start, done) = [], 0, 0, parts.at
-    for i, file in enumerate(corpus.files):
-        if i < start or parts.full and file.split == "train":
-            continue
+def jobs(corpus: Corpus, start: int, done: int):
+    """Runs of documents, a quarter of a million bytes each, from document `done` of file `start` on: (documents, where
+    to go on after them, bytes of the files read so far)."""
+    job, size, before = [], 0, 0
+    for i, file in enumerate(corpus.files[start:], start):
         file.path = file.path or file.fetch()
-        if file.sha256 and (got := digest(file.path)) != file.sha256:
-            raise UserError(f"{file.path} is not the right file: its sha256 is {got[:16]}..., and should be "
-                            f"{file.sha256[:16]}.... Delete it, and get it again.")
-        for n, (text, stretch) in enumerate(read(file, corpus), 1):
-            if n <= done and i == start or not text or text.isspace():
-                continue
-            job.append((file, text, stretch))
-            size += len(text)
+        for n, document in islice(enumerate(read(file, corpus), 1), done if i == start else 0, None):
+            job.append((file, *document))
+            size += len(document[0])
             if size >= PIECE or len(job) >= 2**14:
                 yield job, (i, n), before + file.position()
                 job, size = [], 0
-                if parts.full and file.split == "train":
-                    break
         before += os.path.getsize(file.path)
     yield job, (len(corpus.files), 0), before
 
-def digest(path) -> str:
-    with open(path, "rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
+def append(folder: Path, record: dict, dtype, chunks, counts: np.ndarray, at: tuple) -> None:
+    """Add chunks of ids to the shards of train, val and test, and then say in the record that they are there. What it
+    does not know of, because a run was stopped in between, is cut off."""
+    for split, (tokens, *_), new in zip(SPLITS, record["counts"], zip(*chunks)):
+        ids = memoryview(b"".join(new))
+        while len(ids):
+            k, there = divmod(tokens, SHARD_TOKENS)
+            with open(folder / f"{split}_{k:06d}.bin", "ab") as f:
+                f.truncate(HEADER_BYTES + there * dtype.itemsize)               # the header comes when all are there
+                n = f.write(ids[:(SHARD_TOKENS - there) * dtype.itemsize])
+                f.flush()
+                os.fsync(f.fileno())
+            ids, tokens = ids[n:], tokens + n // dtype.itemsize
+    record |= {"counts": counts.tolist(), "at": at}
+    write_json(folder / "record.json", record)
 
-class Parts:
-    """The finished parts: 000000.bin, the units of train, val and test, and 000000.json, written last: how many bytes
-    each has, and how far it has come by then: `counts` (of each split its tokens, documents and bytes), `chars` (found
-    so far), `at` (the file to go on with, how many of its documents are done), `full` (train has its max_tokens)."""
-
-    def __init__(self, folder: Path, dtype):
-        self.folder, self.dtype, self.n, self.units = folder, dtype, 0, []      # units: of the part to come
-        self.counts, self.chars, self.at, self.full = np.zeros((3, 3), np.int64), "", (0, 0), False
-        while self.path(self.n, "json").exists():
-            self.n += 1
-        if self.n:
-            last = json.loads(self.path(self.n - 1, "json").read_text(encoding="utf-8"))
-            self.counts, self.chars = np.array(last["counts"]), last["chars"]
-            self.at, self.full = last["at"], last["full"]
-
-    def path(self, k: int, suffix: str) -> Path:
-        return self.folder / f"{k:06d}.{suffix}"
-
-    def load(self, k: int, split: int) -> np.ndarray:
-        sizes = json.loads(self.path(k, "json").read_text(encoding="utf-8"))["sizes"]
-        count = sizes[split] // self.dtype.itemsize
-        return np.memmap(self.path(k, "bin"), self.dtype, "r", sum(sizes[:split]), count) if count else np.array([])
-
-    def append(self, units: list[bytes], counts: np.ndarray, at: tuple, look: bool) -> None:
-        self.units.append(units)
-        self.counts, self.at = self.counts + counts, at
-        for text in slices(b"".join(units)) if look else ():
-            known = "".join(filter(str.isascii, self.chars)).encode() + b"\xff"
-            new = {*text.translate(None, known).decode()}.difference(self.chars)           # little is left to decode
-            self.chars = "".join(sorted({*self.chars, *new})) if new else self.chars
-
-    def finish(self) -> None:
-        if not self.units:
-            return
-        splits = list(zip(*self.units))
-        with atomic_write(self.path(self.n, "bin"), "wb") as f:
-            for units in splits:
-                f.writelines(units)
-        write_json(self.path(self.n, "json"), {
-            "sizes": [sum(map(len, units)) for units in splits], "counts": self.counts.tolist(), "chars": self.chars,
-            "at": self.at, "full": self.full})
-        self.n, self.units = self.n + 1, []
-
-def slices(units):
-    """Units a million at a time; of UTF-8 whole characters."""
-    start, wide = 0, getattr(units, "itemsize", 1) > 1
-    while start < len(units):
-        stop = start + PIECE if wide else character(units, start + PIECE)
-        yield units[start:stop]
-        start = stop
-
-def fill(corpus: Corpus, parts: Parts, encoder: Encoder, num_proc: int, max_tokens: int | None) -> None:
-    """Read what is not in the parts yet: everything, or until train has its max_tokens."""
-    total = max_tokens or sum(f.path.stat().st_size for f in corpus.files if f.path) or None
-    size = 0
+def fill(corpus: Corpus, tok, folder: Path, record: dict, num_proc: int, max_tokens: int | None) -> None:
+    """Read what is not in the folder yet: everything, or until train has its max_tokens."""
+    dtype, counts, chunks, size = token_dtype(tok.vocab_size), np.array(record["counts"]), [], 0
+    total = max_tokens or sum(f.path.stat().st_size for f in corpus.files[record["at"][0]:] if f.path) or None
+    results = in_order(lambda documents: encode(corpus, tok, documents), jobs(corpus, *record["at"]), num_proc)
     with tqdm(total=total, desc="reading", unit=" tokens" if max_tokens else "B", unit_scale=True, disable=None,
-              leave=False) as bar, contextlib.closing(in_order(encoder.job, jobs(corpus, parts), num_proc)) as done:
-        for (documents, at, position), (units, counts, _) in done:
-            room = (0 if parts.full else max_tokens - parts.counts[0, 0]) if max_tokens else math.inf
-            if counts[0, 0] > room:
-                units, counts, parts.full = encoder.job(documents, room)
-            parts.append(units, counts, at, look=encoder.kind == "char")
-            size += sum(map(len, units))
-            bar.update((parts.counts[0, 0] if max_tokens else position) - bar.n)
-            if parts.full and not encoder.by_file:
-                parts.at = len(corpus.files), 0
+              leave=False) as bar, contextlib.closing(results):
+        for (documents, at, position), (ids, new, full) in results:
+            if max_tokens and counts[0, 0] + new[0, 0] > max_tokens:
+                ids, new, full = encode(corpus, tok, documents, max_tokens - counts[0, 0])
+                at = (len(corpus.files), 0)
+            counts += new
+            chunks.append(ids)
+            size += sum(map(len, ids))
+            bar.update((counts[0, 0] if max_tokens else position) - bar.n)
+            if size >= PART_BYTES or at[0] == len(corpus.files):
+                append(folder, record, dtype, chunks, counts, at)
+                chunks, size = [], 0
+            if full:
                 break
-            if size >= PART_BYTES:
-                parts.finish()
-                size = 0
-        parts.finish()
 
-# ---------------------------------------------------------------------------------------------------------------------
-# step two: parts to shards
-
-def ids_of(parts: Parts, split: int, tok, bar):
-    """The ids of a split, (n,), about a million at a time."""
-    for k in range(parts.n):
-        for units in slices(parts.load(k, split)):
-            ids = tok.from_utf8(units) if parts.dtype.itemsize == 1 else units
-            bar.update(len(ids))
-            yield ids
-
-def write_shards(out: Path, split: str, chunks, total: int, dtype) -> list[dict]:
-    """Chunks of ids, (n,) each, as shards; returns what meta.json says of each."""
-    shards, chunk = [], np.empty(0, dtype)
-    for start in range(0, total, SHARD_TOKENS):
-        path, left, sums = out / f"{split}_{len(shards):06d}.bin", min(SHARD_TOKENS, total - start), hashlib.sha256()
-        shards.append({"file": path.name, "tokens": left})
-        with atomic_write(path, "wb") as f:
-            data = shard_header(left, dtype)
-            while len(data):
-                f.write(data)
-                sums.update(data)
-                chunk = chunk if len(chunk) or not left else next(chunks)
-                data, chunk = np.ascontiguousarray(chunk[:left], dtype), chunk[left:]
-                left -= len(data)
-        shards[-1]["sha256"] = sums.hexdigest()
-    return shards
+def finish(out: Path, split: str, counts: list[int], dtype) -> dict:
+    """Give the shards of a split their headers and move them out of parts. Returns what meta.json says of the split."""
+    shards = []
+    for start in range(0, counts[0], SHARD_TOKENS):
+        name, n = f"{split}_{len(shards):06d}.bin", min(SHARD_TOKENS, counts[0] - start)
+        if (out / "parts" / name).exists():                                     # else it was moved before a stop
+            with open(out / "parts" / name, "r+b") as f:
+                f.write(shard_header(n, dtype))
+                f.flush()
+                os.fsync(f.fileno())
+            os.replace(out / "parts" / name, out / name)
+        with open(out / name, "rb") as f:
+            shards.append({"file": name, "tokens": n, "sha256": hashlib.file_digest(f, "sha256").hexdigest()})
+    return dict(zip(("tokens", "documents", "bytes"), counts)) | {"shards": shards}
 
 # ---------------------------------------------------------------------------------------------------------------------
 # a data folder
@@ -326,11 +262,10 @@ def fractions_of(text: str) -> tuple:
         if len(parts) != 3 or min(parts) < 0 or parts[0] <= 0 or not sum(parts) < float("inf"):
             raise ValueError
     except ValueError:
-        raise UserError(f"--split is {text!r}; it must be three numbers, for train, val and test, "
-                        f"as 95/2.5/2.5.") from None
+        raise UserError(f"--split is {text!r}; it must be three numbers (train, val, test), as 95/2.5/2.5.") from None
     return tuple(p / sum(parts) for p in parts)
 
-def corpus_of(dataset, input: list[str], split, separator, text_key) -> Corpus:
+def corpus_of(dataset, input: list[str], tokenizer, split, separator, text_key) -> Corpus:
     """The corpus that the flags name. UserError when they do not go together."""
     if bool(dataset) == bool(input):
         raise UserError(f"give one of --dataset ({', '.join(DATASETS)}) and --input FILE...")
@@ -339,23 +274,24 @@ def corpus_of(dataset, input: list[str], split, separator, text_key) -> Corpus:
         files, left_out = input_files(input)
         if left_out:
             most = ", ".join(f"{n} {suffix}" for suffix, n in left_out.most_common(5))
-            print(f"{left_out.total()} files are not .txt, .jsonl or .parquet, and are not read ({most}); "
-                  f"name them, as in '*.py', to have them read", file=sys.stderr)
+            print(f"{left_out.total()} files are not .txt, .jsonl or .parquet, and are not read ({most}); name them, "
+                  f"as in '*.py', to have them read", file=sys.stderr)
         name = Path(input[0]).resolve().name.split(".")[0] if len(files) == 1 or os.path.isdir(input[0]) else "input"
         for written, meant in (("\\n", "\n"), ("\\r", "\r"), ("\\t", "\t")):
             separator = separator and separator.replace(written, meant)
         return Corpus(name or "input", files, fractions=fractions, separator=separator, text_key=text_key or "text")
     if dataset not in DATASETS:
-        hint = "a folder of shards needs no preparation: train.py --dataset PATH" if os.path.isdir(dataset) else \
-            "for files of your own: --input"
-        raise UserError(f"there is no dataset {dataset!r}, only {', '.join(DATASETS)}; {hint}.")
+        raise UserError(f"there is no dataset {dataset!r}, only {', '.join(DATASETS)}. Files of yours are an --input, "
+                        f"and a folder of shards is ready for train.py --dataset.")
     for flag, value in (("split", split), ("separator", separator), ("text_key", text_key)):
         if value is not None:
             raise UserError(f"--{flag} is for --input; the layout of {dataset} is known.")
+    if dataset == "fineweb-edu" and tokenizer == "char":
+        raise UserError("fineweb-edu at character level would have to be read as a whole first; choose gpt2 or byte.")
     corpus = DATASETS[dataset]()
-    if any(f.revision for f in corpus.files):
+    if dataset in ("tinystories", "fineweb-edu"):
         need("huggingface_hub", f"--dataset {dataset}", "give files that you have to --input")
-    if any(f.name.endswith(".parquet") for f in corpus.files):
+    if dataset == "fineweb-edu":
         need("pyarrow", f"--dataset {dataset}", "choose another dataset")
     return corpus
 
@@ -363,76 +299,64 @@ def are_few(corpus: Corpus) -> bool:
     """Whether a hash would not divide the documents well: they are read until there are enough of them."""
     n = 0
     for f in corpus.files:
-        names = f.members or [f.name]
-        if not corpus.separator and all(kind_of(name) == "text" for name in names):     # one document each
-            n += len(names)
-            continue
-        for text, _ in read(f, corpus):
-            n += bool(text) and not text.isspace()
-            if n >= FEW:
-                return False
-    return n < FEW
+        one = not corpus.separator and kind_of(f.name) == "text"
+        n += 1 if one else sum(1 for _ in islice(read(f, corpus), FEW))
+        if n >= FEW:
+            return False
+    return True
 
 def sources(corpus: Corpus) -> str:
     """A digest of what is read: the files' names, and of those on this machine the content; of a long one its first
     million bytes, its size and the time of its last change."""
-    all_files = hashlib.sha256()
-    for f in corpus.files:
-        facts = [f.name, f.revision, f.key, f.split, f.span, f.members]
-        if f.path:
-            with open(f.path, "rb") as raw:
-                status = os.fstat(raw.fileno())
-                facts += [status.st_size, status.st_mtime_ns if status.st_size > 2**20 else 0]
-                all_files.update(raw.read(2**20))
-        all_files.update(repr(facts).encode(errors="surrogateescape"))
-    return all_files.hexdigest()[:16]
+    sums = hashlib.sha256(repr([(f.name, f.revision) for f in corpus.files]).encode(errors="surrogateescape"))
+    for path in dict.fromkeys(f.path for f in corpus.files if f.path):
+        with open(path, "rb") as f:
+            status = os.fstat(f.fileno())
+            sums.update(f.read(2**20))
+        sums.update(repr((status.st_size, status.st_mtime_ns if status.st_size > 2**20 else 0)).encode())
+    return sums.hexdigest()[:16]
 
 def code() -> str:
-    """A digest of the code that decides the bytes: parts of another version are not gone on with."""
-    import nanodepth.data, nanodepth.documents, nanodepth.tokenizer_json
-    files = (__file__, nanodepth.data.__file__, nanodepth.documents.__file__, nanodepth.tokenizer_json.__file__)
-    return hashlib.sha256(b"".join(Path(f).read_bytes() for f in files)).hexdigest()[:16]
+    """A digest of the code that decides the bytes: what another version has done is not gone on with."""
+    here = Path(__file__).parent
+    files = ("prepare_data.py", "nanodepth/data.py", "nanodepth/documents.py", "nanodepth/tokenizer_json.py")
+    return hashlib.sha256(b"".join((here / f).read_bytes() for f in files)).hexdigest()[:16]
 
-def make(corpus: Corpus, out: Path, tokenizer: str, tok, settings: dict, num_proc: int) -> dict:
-    """Shards and meta.json in `out`, going on from the parts that are there when they are of the same. Returns meta."""
-    folder, encoder = out / "parts", Encoder(corpus, tokenizer, tok)
+def make(corpus: Corpus, out: Path, tok, settings: dict, num_proc: int) -> dict:
+    """Shards and meta.json in `out`, going on with what is in parts when it is of the same. Returns meta.
+
+    tok: None for characters.
+    """
+    folder, same = out / "parts", {"settings": settings, "code": code()}
+    nothing = {"counts": [[0, 0, 0]] * 3, "at": (0, 0)}
     corpus.few = settings["dataset"] == "input" and are_few(corpus)
-    while True:
-        record = {"settings": settings, "code": code(), "fractions": corpus.fractions}
-        try:
-            same = json.loads((folder / "record.json").read_text(encoding="utf-8")) == json.loads(json.dumps(record))
-        except (OSError, ValueError):
-            same = False
-        if not same:
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
+    try:
+        record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        record = {}
+    if not same.items() <= record.items():
+        for path in out.glob("*_*.bin"):                                        # of a run that was stopped at its end
+            path.unlink()
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        record = same | nothing | {"fractions": corpus.fractions, "chars": None if tok else characters(corpus)}
+        if not tok:
             write_json(folder / "record.json", record)
-        parts = Parts(folder, encoder.dtype)
-        fill(corpus, parts, encoder, num_proc, settings["max_tokens"])
-        tokens, (train, *rest) = parts.counts[:, 0], corpus.fractions
+    tok = tok or CharTokenizer(record["chars"], corpus.ends)
+    while True:
+        corpus.fractions = train, *rest = record["fractions"]
+        fill(corpus, tok, folder, record, num_proc, settings["max_tokens"])
+        tokens = [n for n, *_ in record["counts"]]
         if not settings["widen"] or min(tokens[1:]) >= WINDOWS or train < 0.5:
             break
         rest = [f * 1.2 if n < WINDOWS else f for f, n in zip(rest, tokens[1:])]
-        corpus.fractions = (1 - sum(rest), *rest)                           # and once more, with more for val or test
+        record |= nothing | {"fractions": (1 - sum(rest), *rest)}           # and once more, with more for val or test
     if not tokens[0]:
-        where = str(corpus.files[0].path) + " and the other files" * (len(corpus.files) > 1)
-        raise UserError(f"there is no text in {where}.")
-
-    for path in out.glob("*_*.bin*"):
-        path.unlink()                                                           # of a run that was stopped here
-    if not tok:
-        tok = ByteTokenizer() if tokenizer == "byte" else CharTokenizer(parts.chars + corpus.chars, corpus.ends)
-    splits = {}
-    with tqdm(total=int(tokens.sum()), desc="writing", unit=" tokens", unit_scale=True, disable=None,
-              leave=False) as bar:
-        for i, split in enumerate(SPLITS):
-            chunks = ids_of(parts, i, tok, bar)
-            splits[split] = dict(zip(("tokens", "documents", "bytes"), parts.counts[i].tolist()))
-            splits[split]["shards"] = write_shards(out, split, chunks, int(tokens[i]), token_dtype(tok.vocab_size))
+        raise UserError(f"there is no text in {', '.join(str(f.path) for f in corpus.files[:3])}.")
+    splits = {s: finish(out, s, counts, token_dtype(tok.vocab_size)) for s, counts in zip(SPLITS, record["counts"])}
     meta = {"dataset": corpus.name, "tokenizer": tok.describe(), "vocab_size": tok.vocab_size, "splits": splits,
-            "fractions": [round(f, 6) for f in corpus.fractions], "settings": settings}
-    if corpus.name == "pystdlib":
-        meta["python"] = platform.python_version()
+            "fractions": [round(f, 6) for f in corpus.fractions], "settings": settings,
+            "python": platform.python_version()}
     write_json(out / "meta.json", meta)
     shutil.rmtree(folder, ignore_errors=True)
     return meta
@@ -446,11 +370,11 @@ def same_again(out: Path, settings: dict) -> None:
     """Say that `out` is ready, or raise: it was made with other settings, or from other files."""
     meta = load_data(out).meta
     shutil.rmtree(out / "parts", ignore_errors=True)                            # stopped between meta.json and this
-    old = meta.get("settings", {})
-    for k in {**settings, **old}:
-        if old.get(k) != settings.get(k):
+    for k, value in settings.items():
+        old = meta.get("settings", {}).get(k)
+        if old != value:
             made = "from other files, or they have changed" if k == "sources" else \
-                f"with {k} {old.get(k)!r}, and this is {settings.get(k)!r}"
+                f"with {k} {old!r}, and this is {value!r}"
             raise UserError(f"{out} is there already, made {made}. Choose another --out, or delete that folder.")
     print(f"{out} is there already: {summary(meta)}")
 
@@ -473,12 +397,13 @@ def prepare(dataset: str | None = None, input=None, tokenizer: str | None = None
     num_proc = num_proc or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
     max_tokens = amount(max_tokens, "--max_tokens") if max_tokens is not None else None
     input = [str(p) for p in ([input] if isinstance(input, (str, os.PathLike)) else input or [])]
-    corpus = corpus_of(dataset, input, split, separator, text_key)
-    tokenizer = tokenizer or corpus.tokenizer
-    tok, named = None, tokenizer
+    corpus = corpus_of(dataset, input, tokenizer, split, separator, text_key)
+    named = tokenizer = tokenizer or corpus.tokenizer
     if tokenizer.endswith(".json"):
         tok = HFTokenizer.from_file(tokenizer)
         named = f"{tok.sha256[:16]} of {tok.vocab_size} tokens"
+    else:
+        tok = {"char": None, "byte": ByteTokenizer(), "gpt2": GPT2Tokenizer()}[tokenizer]
     # What the tokens depend on. A folder made with other settings is not taken for this one.
     settings = {"dataset": dataset or "input", "tokenizer": named, "max_tokens": max_tokens,
                 "split": [round(f, 6) for f in corpus.fractions], "separator": corpus.separator,
@@ -488,7 +413,6 @@ def prepare(dataset: str | None = None, input=None, tokenizer: str | None = None
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out} is a file; choose a folder.")
     if tokenizer == "gpt2" and not (out / "meta.json").exists():
-        tok = GPT2Tokenizer()
         tok.bpe                                                                 # can it be had? before anything is made
     new = [p for p in (out, *out.parents) if not p.exists()]
     out.mkdir(parents=True, exist_ok=True)
@@ -502,9 +426,9 @@ def prepare(dataset: str | None = None, input=None, tokenizer: str | None = None
             if strange:
                 raise UserError(f"{out} holds other files ({strange[0]}). Choose another --out, or empty it.")
             try:
-                meta = make(corpus, out, tokenizer, tok, settings, num_proc)
+                meta = make(corpus, out, tok, settings, num_proc)
             except UserError as e:
-                if not isinstance(e, Unfinished) or not list((out / "parts").glob("0*.json")):
+                if not isinstance(e, Unfinished) or not (out / "parts/record.json").exists():
                     shutil.rmtree(out / "parts", ignore_errors=True)
                 raise
     except KeyboardInterrupt:

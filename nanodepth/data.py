@@ -47,8 +47,7 @@ def read_shard(path) -> np.ndarray:
         raise UserError(f"{path} is missing. Prepare the data again, in an empty folder.") from None
     dtype = FORMATS.get(tuple(int(x) for x in header[:2])) if len(header) == 256 else None
     if dtype is None:
-        raise UserError(f"{path} is not a token shard: it starts neither with 20240520, 1 nor with 20240801, 7. "
-                        f"Make shards with prepare_data.py.")
+        raise UserError(f"{path} is not a token shard, of version 20240520, 1 or 20240801, 7. Use prepare_data.py.")
     count = int(header[2])
     want = HEADER_BYTES + count * dtype.itemsize
     if count < 0 or size != want:
@@ -86,14 +85,13 @@ class Tokens:
         return max((int(self.shard(i)[:most].max()) for i, n in enumerate(self.lengths) if n), default=-1)
 
 # ---------------------------------------------------------------------------------------------------------------------
-# tokenizers. Each has encode, decode, decode_bytes, vocab_size, end (an id or None), describe; char and byte from_utf8.
+# tokenizers. Each has encode, decode, decode_bytes, vocab_size, end (an id or None) and describe.
 
 def utf8(text: str, encoding: str = "utf-8") -> bytes:
     try:
         return text.encode(encoding)
     except UnicodeEncodeError as e:             # half of a surrogate pair: from JSON, or a prompt in another encoding
-        raise UserError(f"the text has the lone surrogate U+{ord(text[e.start]):04X} at character {e.start}, "
-                        f"which is not UTF-8.") from None
+        raise UserError(f"the text has the lone surrogate U+{ord(text[e.start]):04X} at character {e.start}.") from None
 
 class Tokenizer:
     def ids(self, ids) -> np.ndarray:
@@ -104,28 +102,26 @@ class Tokenizer:
             raise UserError(f"token {wrong[0]} is outside the vocabulary of {self.vocab_size}.")
         return ids if self.end is None else ids[ids != self.end]
 
+    def describe(self) -> dict:
+        return {"kind": self.kind}
+
     def decode(self, ids) -> str:
         """The text; an end token is nothing, and half a character is U+FFFD."""
         return self.decode_bytes(ids).decode(errors="replace")
 
 class ByteTokenizer(Tokenizer):
     """Ids 0..255 are the bytes of the UTF-8 text; 256 ends a text."""
-    vocab_size, end = 257, 256
+    kind, vocab_size, end = "byte", 257, 256
 
     def encode(self, text: str) -> np.ndarray:
         return np.frombuffer(utf8(text), np.uint8).astype(np.uint16)
 
-    def from_utf8(self, raw: np.ndarray) -> np.ndarray:
-        """Ids of UTF-8 text, raw (n,) uint8, in which 0xFF, which is no UTF-8, ends each document."""
-        ids = raw.astype(np.uint16)
-        ids[raw == 0xFF] = self.end
-        return ids
-
     def decode_bytes(self, ids) -> bytes:
         return self.ids(ids).astype(np.uint8).tobytes()
 
-    def describe(self) -> dict:
-        return {"kind": "byte"}
+def code_points(text: str) -> np.ndarray:
+    """What Unicode numbers the characters of a text with, (len(text),) uint32."""
+    return np.frombuffer(utf8(text, "utf-32-le"), "<u4")
 
 class CharTokenizer(Tokenizer):
     """Ids in code-point order of the characters, then (unless with_end is False) one that ends a text."""
@@ -134,34 +130,21 @@ class CharTokenizer(Tokenizer):
         self.chars = "".join(sorted(set(chars)))
         self.end = len(self.chars) if with_end else None
         self.vocab_size = len(self.chars) + with_end
-        codes = np.frombuffer(self.chars.encode("utf-32-le"), "<u4")
-        self.table = np.full(0x110000, -1, np.int32)         # code point -> id; -1: unknown
-        self.table[codes] = np.arange(len(codes))
-        self.table[0xDCFF] = -1 if self.end is None else self.end           # half a character, so in no text
         self.dtype = token_dtype(self.vocab_size)
-        self.narrow = self.table.astype(self.dtype)
-        # Plain ASCII text goes through bytes.translate, which is much quicker; its ids are below 128, 255 is unknown.
-        self.ascii = bytes(int(i) if i >= 0 else 255 for i in self.table[:128]) + b"\xff" * 127 + b"\x80"
+        self.table = np.full(0x110000, -1, np.int32)                            # code point -> id; -1: unknown
+        self.table[code_points(self.chars)] = np.arange(len(self.chars))
+        self.ascii = self.table[:256].astype(np.uint8).tobytes()                # of ASCII; 255: unknown
 
     def encode(self, text: str) -> np.ndarray:
         """Ids (len(text),). UserError names the first character that is not in the vocabulary."""
-        ids = self.table[np.frombuffer(utf8(text, "utf-32-le"), "<u4")]
+        if text.isascii() and b"\xff" not in (quick := text.encode().translate(self.ascii)):
+            return np.frombuffer(quick, np.uint8).astype(self.dtype)
+        ids = self.table[code_points(text)]
         if len(ids) and ids.min() < 0:
             c = text[int(np.argmax(ids < 0))]
             raise UserError(f"the character {c!r} (U+{ord(c):04X}) is not in this vocabulary of {len(self.chars)} "
                             f"characters. Leave it out, or prepare and train with --tokenizer byte, which knows all.")
         return ids.astype(self.dtype)
-
-    def from_utf8(self, raw: np.ndarray) -> np.ndarray:
-        """Ids of UTF-8 text, raw (n,) uint8, in which 0xFF, which is no UTF-8, ends each document."""
-        quick = raw.tobytes().translate(self.ascii)
-        if b"\xff" not in quick:
-            ids = np.frombuffer(quick, np.uint8).astype(self.dtype)
-            if self.end is not None:
-                ids[ids == 128] = self.end
-            return ids
-        text = raw.tobytes().decode(errors="surrogateescape")                  # 0xFF becomes U+DCFF, as in no text
-        return self.narrow[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")]
 
     def decode_bytes(self, ids) -> bytes:
         return "".join(self.chars[i] for i in self.ids(ids).tolist()).encode()
@@ -171,27 +154,27 @@ class CharTokenizer(Tokenizer):
 
 class GPT2Tokenizer(Tokenizer):
     """GPT-2's byte pairs by tiktoken; 50256 ends a text. The ranks are fetched once and kept by tiktoken."""
-    vocab_size, end = 50257, 50256
+    kind, vocab_size, end = "gpt2", 50257, 50256
 
     @functools.cached_property
     def bpe(self):
         """tiktoken's encoding. UserError, and not a long wait, when its ranks are not at hand and cannot be fetched."""
-        result = [f"no answer in {RANKS_SECONDS} seconds"]
+        found = []
 
         def get():
             try:
                 import tiktoken
-                result.insert(0, tiktoken.get_encoding("gpt2"))
+                found.append(tiktoken.get_encoding("gpt2"))
             except Exception as e:              # requests, ssl, a bad cache, ...: all of them mean "no ranks"
-                result.insert(0, type(e).__name__)
+                found.append(e)
         thread = threading.Thread(target=get, daemon=True)                      # tiktoken itself waits without a limit
         thread.start()
         thread.join(RANKS_SECONDS)
-        if isinstance(result[0], str):
-            raise UserError(f"the gpt2 tokenizer needs its ranks once from openaipublic.blob.core.windows.net, and "
-                            f"that failed ({result[0]}). Connect, or set TIKTOKEN_CACHE_DIR to such a folder from a "
-                            f"connected machine, or use --tokenizer byte.")
-        return result[0]
+        if not found or isinstance(found[0], Exception):
+            why = type(found[0]).__name__ if found else f"no answer in {RANKS_SECONDS} seconds"
+            raise UserError(f"the gpt2 tokenizer needs its ranks once from openaipublic.blob.core.windows.net ({why}). "
+                            f"Connect, set TIKTOKEN_CACHE_DIR to a folder that has them, or use --tokenizer byte.")
+        return found[0]
 
     def encode(self, text: str) -> np.ndarray:
         """Ids (n,) of the text as plain text: '<|endoftext|>' in it is nothing special."""
@@ -200,9 +183,6 @@ class GPT2Tokenizer(Tokenizer):
 
     def decode_bytes(self, ids) -> bytes:
         return self.bpe.decode_bytes(self.ids(ids).tolist())
-
-    def describe(self) -> dict:
-        return {"kind": "gpt2"}
 
 def tokenizer_from(described: dict):
     """The tokenizer whose describe() gave this dict, from a meta.json or a checkpoint."""
@@ -255,49 +235,44 @@ def load_data(path, tokenizer: str | None = None) -> Data:
         return load_ready_made(path, tokenizer)
     try:
         meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
-        shards = {s: [(path / shard["file"], shard["tokens"]) for shard in meta["splits"][s]["shards"]] for s in SPLITS}
-        vocab_size, described = int(meta["vocab_size"]), meta["tokenizer"]
+        vocab_size, described, splits = int(meta["vocab_size"]), meta["tokenizer"], {}
         for s in SPLITS:
-            if sum(n for _, n in shards[s]) != meta["splits"][s]["tokens"] or meta["splits"][s]["bytes"] < 0:
+            said, shards = meta["splits"][s], meta["splits"][s]["shards"]
+            splits[s] = tokens = Tokens([path / shard["file"] for shard in shards])
+            for shard, n in zip(shards, tokens.lengths):
+                if n != shard["tokens"]:
+                    raise UserError(f"{path / shard['file']} has {n:,} tokens, and meta.json says {shard['tokens']:,}; "
+                                    f"delete {path} and prepare it again.")
+            if len(tokens) != said["tokens"] or said["bytes"] < 0:
                 raise ValueError
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{path / 'meta.json'} is damaged. Delete {path} and prepare it again.") from None
     if tokenizer not in (None, described["kind"]):
         raise UserError(f"--tokenizer is {tokenizer}, and {path} was made with {described['kind']}. Leave it out.")
-    splits = {s: Tokens([p for p, _ in shards[s]]) if shards[s] else None for s in SPLITS}
-    for s in SPLITS:
-        for (p, want), n in zip(shards[s], splits[s].lengths if splits[s] else ()):
-            if n != want:
-                raise UserError(f"{p} has {n:,} tokens, and meta.json says {want:,}. Delete {path} and prepare it "
-                                f"again.")
-    if splits["train"] is None:
+    if not splits["train"]:
         raise UserError(f"{path} has no training tokens. Delete it and prepare it again.")
-    return Data(path, meta, vocab_size, tokenizer_from(described), **splits)
+    return Data(path, meta, vocab_size, tokenizer_from(described), **{s: t or None for s, t in splits.items()})
 
 def load_ready_made(path: Path, tokenizer: str | None) -> Data:
     """A folder of llm.c or modded-nanogpt .bin files: the split is in each name, the order is the names'."""
     if (path / "parts").exists():
-        raise UserError(f"{path} is not ready: its preparation has not ended. "
-                        f"Run the same prepare_data.py command again.")
-    names = {s: sorted(p for p in path.glob("*.bin") if re.search(rf"(^|[_-]){s}[_.-]", p.name)) for s in SPLITS}
-    if not names["train"]:
-        raise UserError(f"{path} has neither a meta.json nor shards named like fineweb_train_000001.bin. "
-                        f"Make a data folder with prepare_data.py.")
-    splits = {s: Tokens(names[s]) if names[s] else None for s in SPLITS}
-    shards = [(p, t, i) for s, t in splits.items() if t for i, p in enumerate(t.paths)]
+        raise UserError(f"{path} is not ready. Run the same prepare_data.py command again, to its end.")
+    splits = {s: Tokens(sorted(p for p in path.glob("*.bin") if re.search(rf"(^|[_-]){s}[_.-]", p.name)))
+              for s in SPLITS}
+    if not splits["train"]:
+        raise UserError(f"{path} has neither a meta.json nor shards like x_train_000001.bin. Use prepare_data.py.")
+    if tokenizer not in (None, "byte", "gpt2"):
+        raise UserError(f"--tokenizer is {tokenizer!r}; for shards made elsewhere it can be byte or gpt2.")
     # Under these names they write GPT-2 tokens as uint16, and llm.c Llama 3 tokens as uint32. Other names do not say.
     theirs = re.compile(r"(edu_)?fineweb(edu)?_|tiny_?shakespeare_|tiny_?stories_", re.I)
-    vocab_size = None
-    if tokenizer or all(theirs.match(p.name) for p, *_ in shards):
-        wide = any(t.shard(i).dtype.itemsize == 4 for _, t, i in shards)
-        vocab_size = {"byte": 257, "gpt2": 50257, None: 128256 if wide else 50257}.get(tokenizer)
-    if tokenizer and vocab_size is None:
-        raise UserError(f"--tokenizer is {tokenizer!r}; for shards made elsewhere it can be byte or gpt2.")
-    largest = max(t.largest() for t in splits.values() if t)
-    if vocab_size and largest >= vocab_size:
+    sizes, kind = {"byte": 257, "gpt2": 50257, "llama3": 128256}, tokenizer
+    if kind is None and all(theirs.match(p.name) for t in splits.values() for p in t.paths):
+        wide = any(t.shard(i).itemsize == 4 for t in splits.values() for i in range(len(t.paths)))
+        kind = "llama3" if wide else "gpt2"
+    largest = max(t.largest() for t in splits.values())
+    if kind and largest >= sizes[kind]:
         if tokenizer:
-            raise UserError(f"--tokenizer is {tokenizer}, which has {vocab_size:,} tokens, and {path} holds token "
-                            f"{largest:,}.")
-        vocab_size = None
-    kind = tokenizer or ("gpt2" if vocab_size == 50257 else None)
-    return Data(path, {}, vocab_size, tokenizer_from({"kind": kind}) if kind else None, **splits)
+            raise UserError(f"--tokenizer is {kind}, which has {sizes[kind]:,} tokens; {path} has token {largest:,}.")
+        kind = None
+    known = tokenizer_from({"kind": kind}) if kind in ("byte", "gpt2") else None
+    return Data(path, {}, sizes.get(kind), known, **{s: t or None for s, t in splits.items()})

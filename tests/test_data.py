@@ -14,7 +14,7 @@ import sample
 from nanodepth import data
 from nanodepth.files import UserError
 from corpora import raw_tokens, toy_gpt2, write_shard
-from prepare_data import write_shards
+from prepare_data import append, finish
 from tiny import checkpoint, go
 from nanodepth.data import (ByteTokenizer, CharTokenizer, GPT2Tokenizer, Tokens, load_data, read_shard, token_dtype,
                             tokenizer_from)
@@ -26,15 +26,19 @@ from nanodepth.data import (ByteTokenizer, CharTokenizer, GPT2Tokenizer, Tokens,
     ([0, 1, 65535], 20240520, 1, 2), ([0, 1, 65536, 2**31], 20240801, 7, 4)])
 def test_a_shard_is_its_format_and_comes_back(tmp_path, ids, magic, version, size):
     path, dtype = tmp_path / "train_000000.bin", token_dtype(max(ids) + 1)
-    said = write_shards(tmp_path, "train", iter([np.array(ids)]), len(ids), dtype)
-    assert said == [{"file": path.name, "tokens": len(ids), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}]
+    (tmp_path / "parts").mkdir()
+    counts = [[len(ids), 1, 9], [0, 0, 0], [0, 0, 0]]
+    halves = [[np.array(x, dtype).tobytes(), b"", b""] for x in (ids[:1], ids[1:])]
+    append(tmp_path / "parts", {"counts": [[0, 0, 0]] * 3}, dtype, halves, np.array(counts), (1, 0))
+    assert finish(tmp_path, "train", counts[0], dtype) == {"tokens": len(ids), "documents": 1, "bytes": 9, "shards": [
+        {"file": path.name, "tokens": len(ids), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}]}
     raw = path.read_bytes()
     header = np.frombuffer(raw[:1024], "<i4")
     assert list(header[:3]) == [magic, version, len(ids)] and not header[3:].any()
     assert len(raw) == 1024 + size * len(ids)
     assert list(raw_tokens(path)) == ids == list(read_shard(path))
-    assert write_shards(tmp_path, "val", iter([]), 0, dtype) == []
-    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+    assert finish(tmp_path, "val", counts[1], dtype)["shards"] == []
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["parts", path.name]
 
 def test_a_shard_is_mapped_and_not_read(tmp_path):
     write_shard(tmp_path / "a.bin", np.arange(10))
@@ -90,18 +94,6 @@ def test_what_is_encoded_is_decoded(monkeypatch):
             assert tok.end is None or tok.end not in ids
             again = tokenizer_from(json.loads(json.dumps(tok.describe())))
             assert (again.vocab_size, again.end) == (tok.vocab_size, tok.end) and list(again.encode(text)) == list(ids)
-
-def test_utf8_with_ends_is_what_encode_says():
-    """What parts hold: UTF-8 in which 0xFF ends a document."""
-    many = "".join(map(chr, range(32, 1500))) + "\n"
-    for tok in (ByteTokenizer(), CharTokenizer("".join(TEXTS)), CharTokenizer(many)):
-        for texts in (["", "a", "plain ascii\n"], ["plain", "", "ascii"], ["ét", "é", "çà\n"]):
-            raw = np.frombuffer(b"".join(t.encode() + b"\xff" for t in texts), np.uint8)
-            if isinstance(tok, CharTokenizer) and not set("".join(texts)) <= set(tok.chars):
-                continue
-            assert list(tok.from_utf8(raw)) == [i for t in texts for i in [*tok.encode(t), tok.end]]
-    text8 = CharTokenizer(" abcdefghijklmnopqrstuvwxyz", with_end=False)
-    assert list(text8.from_utf8(np.frombuffer(b"ab z", np.uint8))) == list(text8.encode("ab z"))
 
 def test_the_ids_are_the_contract_s(monkeypatch):
     byte, char, no_end, gpt2 = tokenizers(monkeypatch)
@@ -230,7 +222,7 @@ def test_ready_made_shards_that_do_not_tell_their_vocabulary(tmp_path):
     with pytest.raises(UserError, match="--tokenizer is 'char'; .*it can be byte or gpt2"):
         load_data(tmp_path, "char")
     write_shard(tmp_path / "mine_train_0.bin", [5, 300])
-    with pytest.raises(UserError, match="--tokenizer is byte, which has 257 tokens, and .* holds token 300"):
+    with pytest.raises(UserError, match="--tokenizer is byte, which has 257 tokens; .* has token 300"):
         load_data(tmp_path, "byte")
     write_shard(tmp_path / "fineweb_train_000001.bin", [60000])
     (tmp_path / "mine_train_0.bin").unlink()

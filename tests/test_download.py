@@ -26,13 +26,12 @@ def test_the_facts_of_the_corpora():
     """Where they are, which revision, which sum: a wrong one gives another corpus, or none."""
     text8, stories, fineweb = DATASETS["text8"](), DATASETS["tinystories"](), DATASETS["fineweb-edu"]()
     assert prepare_data.TEXT8 == "http://mattmahoney.net/dc/text8.zip"
-    assert {f.sha256 for f in text8.files} == {"a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232"}
-    assert [(f.name, f.members, f.split, f.span) for f in text8.files] == [
-        ("text8.zip", ["text8"], "train", (0, 90_000_000)), ("text8.zip", ["text8"], "val", (90_000_000, 95_000_000)),
-        ("text8.zip", ["text8"], "test", (95_000_000, 100_000_000))]
+    assert {f.revision for f in text8.files} == {prepare_data.TEXT8_SHA256} == {
+        "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232"}
+    assert [f.split for f in text8.files] == ["val", "test", "train"]
     assert [(f.name, f.split, f.revision) for f in stories.files] == [
         (f"TinyStoriesV2-GPT4-{n}.txt", s, "roneneldan/TinyStories@f54c09fd23315a6f9c86f9dc80f725de7d8f9c64")
-        for n, s in (("train", "train"), ("valid", None))]
+        for n, s in (("valid", None), ("train", "train"))]
     assert stories.separator == "<|endoftext|>" and stories.fractions == (0, 0.5, 0.5)
     assert [f.name for f in fineweb.files] == [f"sample/10BT/{i:03d}_00000.parquet" for i in range(14)]
     assert {f.revision for f in fineweb.files} == {"HuggingFaceFW/fineweb-edu@87f09149ef4734204d70ed1d046ddc9ca3f2b8f9"}
@@ -41,20 +40,14 @@ def test_the_facts_of_the_corpora():
 # ---------------------------------------------------------------------------------------------------------------------
 # text8
 
-TEXT8 = (" the cat sat on a mat and anarchism originated as a term of abuse zyx qwj kvb " * 200)[:10_000]
+TEXT8 = (" the cat sat on a mat and anarchism originated as a term of abuse zyx qwj kvb phi pg dfl " * 200)[:10_000]
 
 def small_text8(monkeypatch, folder: Path, text=TEXT8) -> Path:
     """text8, ten thousand times smaller: its zip in `folder`."""
     with zipfile.ZipFile(folder / "text8.zip", "w", zipfile.ZIP_DEFLATED) as z:
         z.writestr("text8", text)
-    sha256, make = hashlib.sha256((folder / "text8.zip").read_bytes()).hexdigest(), DATASETS["text8"]
-
-    def smaller():
-        corpus = make()
-        for f in corpus.files:
-            f.sha256, f.span = sha256, (f.span[0] // 10**4, f.span[1] // 10**4)
-        return corpus
-    monkeypatch.setitem(DATASETS, "text8", smaller)
+    sha256 = hashlib.sha256((folder / "text8.zip").read_bytes()).hexdigest()
+    monkeypatch.setattr(prepare_data, "TEXT8_SHA256", sha256)
     return folder / "text8.zip"
 
 @pytest.fixture
@@ -109,7 +102,7 @@ def test_text8(server, tmp_path, monkeypatch):
     small_text8(monkeypatch, server.folder)
     monkeypatch.setattr(prepare_data, "TEXT8", f"{server.url}/text8.zip")
     out = prepare(dataset="text8")
-    assert out == Path("data/text8") and Path("data/.downloads/text8.zip").exists()
+    assert out == Path("data/text8") and len(list(Path("data/.downloads").iterdir())) == 3
     assert meta(out)["vocab_size"] == 27 and meta(out)["tokenizer"] == {
         "kind": "char", "chars": " abcdefghijklmnopqrstuvwxyz", "with_end": False}
     ids = [0 if c == " " else ord(c) - 96 for c in TEXT8]
@@ -141,7 +134,7 @@ def test_no_network_and_no_file_are_a_sentence(server, tmp_path, monkeypatch):
         with pytest.raises(Unfinished, match=f"{url} did not come.*{words}.*--input, or use --dataset pystdlib") as e:
             prepare(dataset="text8")
         assert "\n" not in str(e.value) and not Path("data/text8").exists()
-        assert not list(Path("data").rglob("*.zip*"))
+        assert not Path("data").exists()
 
 def test_a_full_disk_is_not_taken_for_the_network():
     with pytest.raises(OSError) as e, prepare_data.network("a file"):
@@ -185,7 +178,7 @@ def test_the_hub_by_its_own_library(server, tmp_path):
         assert byte_documents(tmp_path / f"d{i}", "train") == [t.encode() for t in train]
     revision = "f54c09fd23315a6f9c86f9dc80f725de7d8f9c64"
     place = f"/datasets/roneneldan/TinyStories/resolve/{revision}/TinyStoriesV2-GPT4"
-    assert [path for path in server.seen if "/resolve/" in path] == [f"{place}-train.txt", f"{place}-valid.txt"]
+    assert [path for path in server.seen if "/resolve/" in path] == [f"{place}-valid.txt", f"{place}-train.txt"]
     (server.folder / "roneneldan/TinyStories/TinyStoriesV2-GPT4-valid.txt").unlink()
     done = subprocess.run([*command, "d3"], cwd=tmp_path, env={**env, "HF_HOME": str(tmp_path / "other")},
                           capture_output=True, text=True)
@@ -241,7 +234,7 @@ def test_fineweb_edu_cut_in_the_middle_goes_on(tmp_path, monkeypatch):
     fake_hub(monkeypatch, tmp_path / "hub", fails_at=2)
     with pytest.raises(Unfinished, match="001_00000.parquet of HuggingFaceFW/fineweb-edu did not come: the line is"):
         prepare(**same, out=tmp_path / "out")
-    assert list((tmp_path / "out/parts").glob("0*.json"))         # what was done is kept
+    assert (tmp_path / "out/parts/record.json").exists()         # what was done is kept
     asked = fake_hub(monkeypatch, tmp_path / "hub")
     assert all_bytes(prepare(**same, out=tmp_path / "out")) == all_bytes(whole)
     assert "sample/10BT/001_00000.parquet" in asked

