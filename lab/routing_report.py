@@ -28,7 +28,7 @@ def number(x: float) -> str:
 def with_interval(values: "pd.Series", form=number) -> str:
     """The mean of one value for each seed, and half of its 95 % t-interval."""
     p = paired(values.dropna())
-    return "" if not p["n"] else form(p["mean"]) + (f" ± {form(p['bar']).lstrip('+')}" if p["bar"] > 0 else "")
+    return "" if not p["n"] else form(p["mean"]) + (f" ± {form(p['bar']).lstrip('+')}" if p["bar"] > 1e-12 else "")
 
 def with_n(cell: str, n: int) -> str:
     return cell + (f" ({n} seeds)" if n > 1 else "")
