@@ -34,14 +34,14 @@ from tqdm import tqdm
 
 from nanodepth.files import UserError, atomic_write, lock, run
 from nanodepth.settings import Parser, amount
-from nanodepth.data import (HEADER_BYTES, SPLITS, ByteTokenizer, CharTokenizer, GPT2Tokenizer, code_points, load_data,
+from nanodepth.data import (HEADER_BYTES, SPLITS, ByteTokenizer, CharTokenizer, GPT2Tokenizer, byte_length, load_data,
                             shard_header, token_dtype)
-from nanodepth.documents import Corpus, File, character, input_files, kind_of, need, pieces, read
+from nanodepth.documents import Corpus, File, input_files, kind_of, need, read
 from nanodepth.tokenizer_json import HFTokenizer
 
-SHARD_TOKENS = 100_000_000      # tokens of a full shard, as in llm.c
-PART_BYTES = 2**23              # of ids, after which they are on the disk for sure
-PIECE = 2**18                   # bytes that are encoded at a time
+SHARD_TOKENS = 100_000_000      # tokens after which a shard is full, as in llm.c
+PART_BYTES = 2**24              # of ids, after which they are on the disk for sure
+JOB = 2**18                     # characters that are encoded at a time
 FEW = 200                       # with fewer documents each is cut by position: a hash would not divide them well
 WINDOWS = 2 * 128 + 44          # tokens that val and test should have at least: two windows of 128, and a little room
 STEADY = 10_000                 # tokens of a val split that tells small differences
@@ -131,46 +131,33 @@ DATASETS = {"pystdlib": pystdlib, "text8": text8, "tinystories": tinystories, "f
 
 def characters(corpus: Corpus) -> str:
     """All characters that there are in the files."""
-    seen = np.zeros(0x110000, bool)
+    seen = set()
     for documents, *_ in tqdm(jobs(corpus, 0, 0), desc="characters", unit=" MB", disable=None, leave=False):
-        for piece in pieces(b"".join(text for _, text, _ in documents), PIECE):
-            points = code_points(piece.decode())
-            if not seen.take(points).all():
-                seen[points] = True
-    return "".join(map(chr, np.flatnonzero(seen)))
+        known = "".join(filter(str.isascii, seen)).encode()
+        rest = "".join(text for _, text, _ in documents).encode().translate(None, known)        # little, and so quick
+        seen |= set(rest.decode())
+    return "".join(sorted(seen))
 
-def divide(corpus: Corpus, file: File, text: bytes, stretch: bool) -> list[tuple[int, bytes]]:
+def divide(corpus: Corpus, file: File, text: str, stretch: bool) -> list[tuple[int, str]]:
     """(split, text) of a document: its file's split; by position if it is one of few, or a stretch of a longer text;
     else the hash of its file's key, or of its content, decides."""
     if file.split:
         return [(SPLITS.index(file.split), text)]
     train, val, _ = corpus.fractions
     if not (stretch or corpus.few):
-        u = int.from_bytes(hashlib.sha256(file.key.encode() if file.key else text).digest()[8:16]) / 2**64
+        u = int.from_bytes(hashlib.sha256((file.key or text).encode()).digest()[8:16]) / 2**64
         return [(1 if u < val else 0 if u < val + train else 2, text)]
-    bounds = [0, *(character(text, round(len(text) * f)) for f in (train, train + val)), len(text)]
+    bounds = [0, round(len(text) * train), round(len(text) * (train + val)), len(text)]
     return [(i, text[a:b]) for i, (a, b) in enumerate(pairwise(bounds)) if a < b and corpus.fractions[i]]
 
-def encode(corpus: Corpus, tok, documents, room: float = float("inf")):
-    """The ids of train, val and test, as bytes; of each how many tokens, documents and bytes of text, (3, 3); and
-    whether train is full: it gets `room` tokens at most, and its last document is cut there."""
-    ids, ended, sizes, full, dtype = [bytearray() for _ in SPLITS], [0] * 3, [0] * 3, False, token_dtype(tok.vocab_size)
-    end, most = np.array(tok.end, dtype).tobytes() if corpus.ends else b"", room * dtype.itemsize
+def encode(corpus: Corpus, tok, documents) -> tuple[list[np.ndarray], np.ndarray]:
+    """The ids of train, val and test; and of each how many tokens, documents and bytes of text, (3, 3)."""
+    texts = [[] for _ in SPLITS]
     for document in documents:
         for split, text in divide(corpus, *document):
-            raw, start = ids[split], len(ids[split])
-            for piece in pieces(text, PIECE) if len(text) > PIECE else [text]:
-                raw += tok.encode(piece.decode()).tobytes()
-            raw += end
-            cut = split == 0 and len(raw) > most
-            if cut:
-                del raw[most:]
-                text, full = tok.decode_bytes(np.frombuffer(bytes(raw[start:]), dtype)), True
-            ended[split] += bool(end) and not cut
-            sizes[split] += len(text)
-        if full:
-            break
-    return ids, np.array([[len(raw) // dtype.itemsize for raw in ids], ended, sizes]).T, full
+            texts[split].append(text)
+    ids = [tok.encode_all(t, corpus.ends) for t in texts]
+    return ids, np.array([(len(i), len(t) * corpus.ends, sum(map(byte_length, t))) for i, t in zip(ids, texts)])
 
 def in_order(f, items, n: int):
     """(item, f(item[0])) for each item, in their order. `n` threads, which tiktoken and hashlib let run at once, work a
@@ -186,62 +173,62 @@ def in_order(f, items, n: int):
             yield item, future.result()
 
 def jobs(corpus: Corpus, start: int, done: int):
-    """Runs of documents, a quarter of a million bytes each, from document `done` of file `start` on: (documents, where
-    to go on after them, bytes of the files read so far)."""
+    """Runs of documents, a quarter of a million characters each, from document `done` of file `start` on: (documents,
+    where to go on after them, bytes of the files read so far)."""
     job, size, before = [], 0, 0
     for i, file in enumerate(corpus.files[start:], start):
         file.path = file.path or file.fetch()
         for n, document in islice(enumerate(read(file, corpus), 1), done if i == start else 0, None):
             job.append((file, *document))
             size += len(document[0])
-            if size >= PIECE or len(job) >= 2**14:
+            if size >= JOB or len(job) >= 2**14:
                 yield job, (i, n), before + file.position()
                 job, size = [], 0
         before += os.path.getsize(file.path)
     yield job, (len(corpus.files), 0), before
 
-def append(folder: Path, record: dict, dtype, chunks, counts: np.ndarray, at: tuple) -> None:
+def append(folder: Path, record: dict, chunks: list, counts: np.ndarray, at: tuple) -> None:
     """Add chunks of ids to the shards of train, val and test, and then say in the record that they are there. What it
     does not know of, because a run was stopped in between, is cut off."""
-    for split, (tokens, *_), new in zip(SPLITS, record["counts"], zip(*chunks)):
-        ids = memoryview(b"".join(new))
-        while len(ids):
-            k, there = divmod(tokens, SHARD_TOKENS)
-            with open(folder / f"{split}_{k:06d}.bin", "ab") as f:
-                f.truncate(HEADER_BYTES + there * dtype.itemsize)               # the header comes when all are there
-                n = f.write(ids[:(SHARD_TOKENS - there) * dtype.itemsize])
+    for split, shards, new in zip(SPLITS, record["shards"], zip(*chunks)):
+        if n := sum(map(len, new)):
+            if not shards or shards[-1] >= SHARD_TOKENS:
+                shards.append(0)
+            with open(folder / f"{split}_{len(shards) - 1:06d}.bin", "ab") as f:
+                f.truncate(HEADER_BYTES + shards[-1] * new[0].itemsize)         # the header comes when all are there
+                f.writelines(new)
                 f.flush()
                 os.fsync(f.fileno())
-            ids, tokens = ids[n:], tokens + n // dtype.itemsize
+            shards[-1] += n
     record |= {"counts": counts.tolist(), "at": at}
     write_json(folder / "record.json", record)
 
 def fill(corpus: Corpus, tok, folder: Path, record: dict, num_proc: int, max_tokens: int | None) -> None:
     """Read what is not in the folder yet: everything, or until train has its max_tokens."""
-    dtype, counts, chunks, size = token_dtype(tok.vocab_size), np.array(record["counts"]), [], 0
+    counts, chunks, size, end = np.array(record["counts"]), [], 0, (len(corpus.files), 0)
     total = max_tokens or sum(f.path.stat().st_size for f in corpus.files[record["at"][0]:] if f.path) or None
     results = in_order(lambda documents: encode(corpus, tok, documents), jobs(corpus, *record["at"]), num_proc)
     with tqdm(total=total, desc="reading", unit=" tokens" if max_tokens else "B", unit_scale=True, disable=None,
               leave=False) as bar, contextlib.closing(results):
-        for (documents, at, position), (ids, new, full) in results:
-            if max_tokens and counts[0, 0] + new[0, 0] > max_tokens:
-                ids, new, full = encode(corpus, tok, documents, max_tokens - counts[0, 0])
-                at = (len(corpus.files), 0)
+        for (_, at, position), (ids, new) in results:
+            if max_tokens and counts[0, 0] + new[0, 0] > max_tokens:            # train is full, and the rest not read
+                ids[0], at = ids[0][:max_tokens - counts[0, 0]], end
+                new[0] = len(ids[0]), (ids[0] == tok.end).sum(), len(tok.decode_bytes(ids[0]))
             counts += new
             chunks.append(ids)
-            size += sum(map(len, ids))
+            size += sum(x.nbytes for x in ids)
             bar.update((counts[0, 0] if max_tokens else position) - bar.n)
-            if size >= PART_BYTES or at[0] == len(corpus.files):
-                append(folder, record, dtype, chunks, counts, at)
+            if size >= PART_BYTES or at == end:
+                append(folder, record, chunks, counts, at)
                 chunks, size = [], 0
-            if full:
+            if at == end:
                 break
 
-def finish(out: Path, split: str, counts: list[int], dtype) -> dict:
-    """Give the shards of a split their headers and move them out of parts. Returns what meta.json says of the split."""
+def finish(out: Path, split: str, tokens: list[int], dtype) -> list[dict]:
+    """Give the shards of a split their headers and move them out of parts. Returns what meta.json says of them."""
     shards = []
-    for start in range(0, counts[0], SHARD_TOKENS):
-        name, n = f"{split}_{len(shards):06d}.bin", min(SHARD_TOKENS, counts[0] - start)
+    for i, n in enumerate(tokens):
+        name = f"{split}_{i:06d}.bin"
         if (out / "parts" / name).exists():                                     # else it was moved before a stop
             with open(out / "parts" / name, "r+b") as f:
                 f.write(shard_header(n, dtype))
@@ -250,7 +237,7 @@ def finish(out: Path, split: str, counts: list[int], dtype) -> dict:
             os.replace(out / "parts" / name, out / name)
         with open(out / name, "rb") as f:
             shards.append({"file": name, "tokens": n, "sha256": hashlib.file_digest(f, "sha256").hexdigest()})
-    return dict(zip(("tokens", "documents", "bytes"), counts)) | {"shards": shards}
+    return shards
 
 # ---------------------------------------------------------------------------------------------------------------------
 # a data folder
@@ -328,7 +315,8 @@ def make(corpus: Corpus, out: Path, tok, settings: dict, num_proc: int) -> dict:
     tok: None for characters.
     """
     folder, same = out / "parts", {"settings": settings, "code": code()}
-    nothing = {"counts": [[0, 0, 0]] * 3, "at": (0, 0)}
+    def nothing():
+        return {"counts": [[0, 0, 0]] * 3, "shards": [[], [], []], "at": (0, 0)}
     corpus.few = settings["dataset"] == "input" and are_few(corpus)
     try:
         record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
@@ -339,7 +327,7 @@ def make(corpus: Corpus, out: Path, tok, settings: dict, num_proc: int) -> dict:
             path.unlink()
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        record = same | nothing | {"fractions": corpus.fractions, "chars": None if tok else characters(corpus)}
+        record = same | nothing() | {"fractions": corpus.fractions, "chars": None if tok else characters(corpus)}
         if not tok:
             write_json(folder / "record.json", record)
     tok = tok or CharTokenizer(record["chars"], corpus.ends)
@@ -350,10 +338,12 @@ def make(corpus: Corpus, out: Path, tok, settings: dict, num_proc: int) -> dict:
         if not settings["widen"] or min(tokens[1:]) >= WINDOWS or train < 0.5:
             break
         rest = [f * 1.2 if n < WINDOWS else f for f, n in zip(rest, tokens[1:])]
-        record |= nothing | {"fractions": (1 - sum(rest), *rest)}           # and once more, with more for val or test
+        record |= nothing() | {"fractions": (1 - sum(rest), *rest)}           # and once more, with more for val or test
     if not tokens[0]:
         raise UserError(f"there is no text in {', '.join(str(f.path) for f in corpus.files[:3])}.")
-    splits = {s: finish(out, s, counts, token_dtype(tok.vocab_size)) for s, counts in zip(SPLITS, record["counts"])}
+    splits = {s: dict(zip(("tokens", "documents", "bytes"), counts)) | {
+        "shards": finish(out, s, shards, token_dtype(tok.vocab_size))}
+        for s, counts, shards in zip(SPLITS, record["counts"], record["shards"])}
     meta = {"dataset": corpus.name, "tokenizer": tok.describe(), "vocab_size": tok.vocab_size, "splits": splits,
             "fractions": [round(f, 6) for f in corpus.fractions], "settings": settings,
             "python": platform.python_version()}

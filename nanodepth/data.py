@@ -93,6 +93,9 @@ def utf8(text: str, encoding: str = "utf-8") -> bytes:
     except UnicodeEncodeError as e:             # half of a surrogate pair: from JSON, or a prompt in another encoding
         raise UserError(f"the text has the lone surrogate U+{ord(text[e.start]):04X} at character {e.start}.") from None
 
+def byte_length(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
+
 class Tokenizer:
     def ids(self, ids) -> np.ndarray:
         """ids (n,) int64, without the end tokens. UserError for one that is not in the vocabulary."""
@@ -102,6 +105,11 @@ class Tokenizer:
             raise UserError(f"token {wrong[0]} is outside the vocabulary of {self.vocab_size}.")
         return ids if self.end is None else ids[ids != self.end]
 
+    def encode_all(self, texts: list[str], ends: bool) -> np.ndarray:
+        """The ids of texts, one after the other, with the end token after each if `ends`."""
+        end = np.array([self.end] * ends, token_dtype(self.vocab_size))
+        return np.concatenate([end[:0], *(ids for text in texts for ids in (self.encode(text), end))])
+
     def describe(self) -> dict:
         return {"kind": self.kind}
 
@@ -109,9 +117,16 @@ class Tokenizer:
         """The text; an end token is nothing, and half a character is U+FFFD."""
         return self.decode_bytes(ids).decode(errors="replace")
 
-class ByteTokenizer(Tokenizer):
+class JoinedTokenizer(Tokenizer):
+    """One that texts can be joined for: then many short ones are quick."""
+
+    def encode_all(self, texts: list[str], ends: bool) -> np.ndarray:
+        ids = self.encode("".join(texts))
+        return np.insert(ids, np.cumsum([*map(self.length, texts)], dtype=int), self.end) if ends else ids
+
+class ByteTokenizer(JoinedTokenizer):
     """Ids 0..255 are the bytes of the UTF-8 text; 256 ends a text."""
-    kind, vocab_size, end = "byte", 257, 256
+    kind, vocab_size, end, length = "byte", 257, 256, staticmethod(byte_length)
 
     def encode(self, text: str) -> np.ndarray:
         return np.frombuffer(utf8(text), np.uint8).astype(np.uint16)
@@ -123,8 +138,9 @@ def code_points(text: str) -> np.ndarray:
     """What Unicode numbers the characters of a text with, (len(text),) uint32."""
     return np.frombuffer(utf8(text, "utf-32-le"), "<u4")
 
-class CharTokenizer(Tokenizer):
+class CharTokenizer(JoinedTokenizer):
     """Ids in code-point order of the characters, then (unless with_end is False) one that ends a text."""
+    length = len
 
     def __init__(self, chars: str, with_end: bool = True):
         self.chars = "".join(sorted(set(chars)))

@@ -2,9 +2,9 @@
 
     for text, stretch in read(file, corpus): ...
 
-A text is UTF-8 bytes, at most LONG of them, and not blank. A longer one comes in stretches of that length, each a
-document of its own; so long a line of JSON or row of parquet is refused. A byte order mark is no text. Everything else
-stays as it is, carriage returns too, but for a line break, \\n or \\r\\n, around a separator.
+A text is not blank. One of more than STRETCH characters comes in stretches of about that length, each a document of its
+own; a line of JSON or row of parquet beyond LONG bytes is refused. A byte order mark is no text. Everything else stays as
+it is, carriage returns too, but for a line break, \\n or \\r\\n, on either side of a separator.
 """
 import codecs
 import collections
@@ -20,12 +20,14 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path, PurePosixPath
 
 from nanodepth.files import UserError
 
-LONG = 2**24                    # bytes of the longest document
+STRETCH = 2**20                 # characters, beyond which a document is cut
+LONG = 2**24                    # bytes of the longest line of JSON or row of parquet
 PAGE = 2**26                    # bytes of the largest page of a parquet file, which its library reads as a whole
 
 @dataclass
@@ -118,15 +120,11 @@ def input_files(patterns: list[str]) -> tuple[list[File], collections.Counter]:
 def zip_members(path: Path) -> tuple[list[str], list[PurePosixPath]]:
     """The files in a .zip that are read: the text files, or the only one; and the others."""
     with damage(path), zipfile.ZipFile(path) as z:
-        infos = {i.filename: i for i in z.infolist()
-                 if not i.is_dir() and not any(map(litter, PurePosixPath(i.filename).parts))}
-    members = sorted(name for name in infos if len(infos) == 1 or suffix_of(name) in KINDS)
-    for name in members:
-        if infos[name].flag_bits & 1:
-            raise UserError(f"{path} is encrypted. Unpack it first.")
-        if name.lower().endswith((".gz", ".zip", ".parquet", *PACKED)):
-            raise UserError(f"{path} has {name} in it, which is packed itself. Unpack {path.name} first.")
-    return members, [PurePosixPath(name) for name in infos if name not in members]
+        names = [n for n in z.namelist() if n[-1] != "/" and not any(map(litter, PurePosixPath(n).parts))]
+    members = names if len(names) == 1 else sorted(n for n in names if n.lower().endswith((".txt", ".jsonl", ".ndjson")))
+    if not members:
+        raise UserError(f"{path} has no .txt or .jsonl file in it. If they are packed once more, unpack {path.name}.")
+    return members, [PurePosixPath(n) for n in names if n not in members]
 
 def need(module: str, what, otherwise: str) -> None:
     """UserError when a library that only some inputs need is missing; asked before work begins."""
@@ -141,103 +139,73 @@ def damage(name):
     """What a broken file makes its library raise, as one sentence; what the disk raises stays as it is."""
     try:
         yield
-    except (OSError, ValueError, EOFError, zlib.error, zipfile.BadZipFile, NotImplementedError) as e:
+    except UnicodeDecodeError as e:
+        if e.start == 0 and e.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            raise UserError(f"{name} is UTF-16 inside, not UTF-8 text. Save it as UTF-8.") from None
+        raise UserError(f"{name} is not UTF-8: byte 0x{e.object[e.start]:02x} in {e.object[max(e.start - 20, 0):][:40]}. "
+                        f"Unpack it if it is packed, convert it (iconv -f ENCODING -t UTF-8), or drop such bytes "
+                        f"(iconv -c -f UTF-8 -t UTF-8).") from None
+    except (OSError, ValueError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile) as e:
         if getattr(e, "errno", None):
             raise
         reason = (str(e) or type(e).__name__).splitlines()[0][:200]
         raise UserError(f"{name} is damaged, cut short, or not what its name says: {reason}. Get it again.") from None
 
-def not_utf8(name, byte: int, offset: int) -> UserError:
-    if offset == 0 and byte in b"\xff\xfe":
-        return UserError(f"{name} is UTF-16 inside, not UTF-8 text. Save it as UTF-8.")
-    return UserError(f"{name} is not UTF-8: byte 0x{byte:02x} at offset {offset:,}. Unpack it if it is packed, convert "
-                     f"it (iconv -f ENCODING -t UTF-8), or drop such bytes (iconv -c -f UTF-8 -t UTF-8).")
-
 # ---------------------------------------------------------------------------------------------------------------------
 # the documents in a file
 
-def utf8_chunks(stream, name):
-    """A binary stream as chunks of whole characters, checked."""
-    decoder, offset, raw = codecs.getincrementaldecoder("utf-8-sig")(), 0, b"."
-    while raw:
-        raw = stream.read(2**18)
-        waiting = len(decoder.getstate()[0])                                    # bytes of a character begun before
-        try:
-            yield decoder.decode(raw, final=not raw).encode()
-        except UnicodeDecodeError as e:
-            raise not_utf8(name, e.object[e.start], offset - waiting + e.start) from None
-        offset += len(raw)
+def cut_point(text: str, start: int) -> int:
+    """Where the stretch that begins at `start` ends: at a blank or newline after something visible, which gpt2 never
+    joins, if there is one among its last 65,536 characters; else anywhere."""
+    stop = start + STRETCH
+    m = re.compile(r"(?s).*\S(?=[ \n])").match(text, stop - min(STRETCH // 2, 2**16), stop + 1)
+    return m.end() if m else stop
 
-def character(text: bytes, i: int, step: int = 1) -> int:
-    """i, or the first place after it (step -1: before it) where a character begins."""
-    while i < len(text) and text[i] & 0xC0 == 0x80:
-        i += step
-    return i
-
-def cut_point(text: bytes, size: int) -> int:
-    """Where to cut a longer text: at a blank or newline after something visible, which gpt2 never joins, if the last
-    65,536 of `size` bytes have one; else before a character."""
-    i, lowest = size, size - min(size // 2, 2**16)
-    while (i := max(text.rfind(b" ", lowest, i), text.rfind(b"\n", lowest, i))) > 0:
-        if not text[max(i - 4, 0):i].decode(errors="ignore")[-1:].isspace():
-            return i
-    return character(text, size, -1)
-
-def pieces(text: bytes, size: int):
-    """A text in pieces of at most `size` bytes."""
+def stretches(text: str, begun: bool = False):
+    """(text, whether it is a stretch of a longer one): the text, or if it is long its stretches."""
     start = 0
-    while len(text) - start > size:
-        cut = cut_point(text[start:start + size + 1], size)
-        yield text[start:start + cut]
-        start += cut
-    yield text[start:]
+    while len(text) - start > STRETCH:
+        cut, begun = cut_point(text, start), True
+        yield text[start:cut], True
+        start = cut
+    yield text[start:], begun
 
 def text_documents(chunks, separator: str | None):
-    """(text, whether it is a stretch of a longer one) of the documents in the chunks of a text."""
-    separator = (separator or "").replace("\r\n", "\n")
-    pattern = re.escape(separator.encode()).replace(b"\\\n", b"\r?\n")
-    if separator.strip("\n") == separator:                                      # line breaks around it belong to it
-        pattern = b"(?:\r?\n)?" + pattern + b"(?:\r?\n)?"
-    find, longest = re.compile(pattern).search, 2 * len(separator.encode()) + 8
-    rest, stretch, seen = bytearray(), False, 0                                 # no separator begins before `seen`
+    """The stretches of the documents in the chunks of a text."""
+    pattern = re.escape((separator or "").replace("\r\n", "\n")).replace("\\\n", "\r?\n").removeprefix("\r?")
+    split = re.compile(pattern).split if separator else lambda text: [text]
+    longest, rest, begun = 2 * len(separator or "") + 8, "\n", False             # with a line break before and after it
     for chunk in chain(chunks, [None]):
-        rest += chunk or b""
-        start = 0
-        while separator and (m := find(rest, max(start, seen))):
-            if chunk is not None and m.end() + 2 > len(rest):                   # its line break may be still to come
-                break
-            *long, text = pieces(bytes(memoryview(rest)[start:m.start()]), LONG)
-            yield from ((t, True) for t in long)
-            yield text, stretch or bool(long)
-            start, stretch = m.end(), False
-        del rest[:start]
-        while len(rest) > LONG + (longest if chunk is not None else 0):
-            cut, stretch = cut_point(rest, LONG), True
-            yield bytes(memoryview(rest)[:cut]), True
-            del rest[:cut]
-        seen = max(0, len(rest) - longest)
-    yield bytes(rest), stretch
+        rest += "\r\n" if chunk is None else chunk
+        *texts, rest = [*split(rest), ""] if chunk is None else split(rest)
+        for text in texts:
+            text = text.removesuffix("\n").removesuffix("\r")
+            text = text if begun else text.removeprefix("\r").removeprefix("\n")
+            yield from stretches(text, begun) if len(text) > STRETCH else [(text, begun)]
+            begun = False
+        while len(rest) > STRETCH + longest:                                    # whose end may be half a separator
+            rest = rest if begun else rest.removeprefix("\r").removeprefix("\n")
+            cut, begun = cut_point(rest, 0), True
+            yield rest[:cut], True
+            rest = rest[cut:]
 
 def json_documents(stream, name, key: str):
     """The texts in JSON lines."""
-    offset, number, parse = 0, 0, json.JSONDecoder().decode
-    while raw := stream.readline(LONG):
-        number += 1
+    parse = json.JSONDecoder().decode
+    for number, raw in enumerate(iter(partial(stream.readline, LONG), b""), 1):
         if len(raw) >= LONG:
             raise UserError(f"{name}, line {number} is longer than {LONG >> 20} MiB. Make it a .txt file.")
+        line = raw.decode().removeprefix("\ufeff")
         try:
-            line = raw.decode() if offset else raw.decode("utf-8-sig")
             text = None if line.isspace() else parse(line)[key]
             if text is not None:
-                yield text.encode()
-        except UnicodeDecodeError as e:
-            raise not_utf8(f"{name}, line {number}", e.object[e.start], offset + e.start) from None
+                text.isascii() or text.encode()
+                yield text
         except UnicodeEncodeError:                                              # "\ud800" is JSON, but no character
             raise UserError(f"{name}, line {number} has half a character in its text. Leave the line out.") from None
         except (ValueError, RecursionError, KeyError, TypeError, IndexError, AttributeError):
             raise UserError(f"{name}, line {number} is no JSON object with a text under {key!r}: {line[:80].strip()}\n"
                             f"Name the text with --text_key; a line looks like {{\"text\": \"...\"}}.") from None
-        offset += len(raw)
 
 def parquet_documents(raw, name, key: str):
     """The texts in the rows of a parquet file, about two million bytes at a time."""
@@ -249,7 +217,6 @@ def parquet_documents(raw, name, key: str):
         columns = ", ".join(f"{k!r} ({v})" for k, v in types.items())
         raise UserError(f"{name}: there is no text in a column {key!r}, only {columns}. Name it with --text_key.")
     leaf = next(i for i in range(f.metadata.num_columns) if f.metadata.schema.column(i).path == key)
-    number = 0
     for group in range(f.num_row_groups):
         column = f.metadata.row_group(group).column(leaf)
         average = column.total_uncompressed_size // max(column.num_values, 1) + 1
@@ -258,27 +225,27 @@ def parquet_documents(raw, name, key: str):
                             f"read. Write it with row_group_size={max(PAGE // average, 1)} (pyarrow), or as .jsonl.")
         for batch in f.iter_batches(min(max(2**21 // average, 1), 256), [group], [key], use_threads=False):
             for text in batch.column(key).cast(pa.large_binary()):
-                number, text = number + 1, text.as_py() or b""
+                text = text.as_py() or b""
                 if len(text) > LONG:
-                    raise UserError(f"{name}, row {number} is longer than {LONG >> 20} MiB. Make it a .txt file.")
-                try:
-                    text.isascii() or text.decode()
-                except UnicodeDecodeError as e:
-                    raise not_utf8(f"{name}, row {number}", text[e.start], e.start) from None
-                yield text
+                    raise UserError(f"{name} has a row longer than {LONG >> 20} MiB. Make it a .txt file.")
+                yield text.decode()
 
 def read(file: File, corpus: Corpus):
     """(text, whether it is a stretch of a longer one) of all documents of one file."""
-    with open(file.path, "rb") as raw, damage(file.path), contextlib.ExitStack() as opened:
-        file.position, name, stream = raw.tell, str(file.path), raw
+    name = f"{file.path}: {file.member}" if file.member else str(file.path)
+    with open(file.path, "rb") as raw, damage(name), contextlib.ExitStack() as opened:
+        file.position, stream = raw.tell, raw
         if file.member:
-            name, stream = f"{name}: {file.member}", opened.enter_context(zipfile.ZipFile(raw)).open(file.member)
+            stream = opened.enter_context(zipfile.ZipFile(raw)).open(file.member)
         elif name.lower().endswith(".gz"):
             stream = opened.enter_context(gzip.GzipFile(fileobj=raw))
         kind = kind_of(file.name)
         if kind == "text":
-            documents = text_documents(utf8_chunks(stream, name), corpus.separator)
+            chunks = codecs.iterdecode(iter(partial(stream.read, 2**20), b""), "utf-8-sig")
+            documents = text_documents(chunks, corpus.separator)
         else:
             reader = json_documents if kind == "json" else parquet_documents
-            documents = ((text, False) for text in reader(stream, name, corpus.text_key))
-        yield from (document for document in documents if document[0] and not document[0].isspace())
+            documents = chain.from_iterable(map(stretches, reader(stream, name, corpus.text_key)))
+        for text, stretch in documents:
+            if text and not text.isspace():
+                yield text, stretch

@@ -218,14 +218,14 @@ def test_fineweb_edu(tmp_path, monkeypatch):
         assert found[s] == [t.encode() for ts in texts for t in ts if where(t.encode()) == s]
 
     asked.clear()
-    monkeypatch.setattr(prepare_data, "PIECE", 3000)
+    monkeypatch.setattr(prepare_data, "JOB", 3000)
     some = prepare(dataset="fineweb-edu", max_tokens=20_000, out=tmp_path / "some")
     assert len(load_data(some).train) == 20_000 and len(asked) <= 3             # the rest was not fetched
     for s in ("train", "val"):
         assert split_tokens(some, s) == split_tokens(out, s)[:len(split_tokens(some, s))]
 
 def test_fineweb_edu_cut_in_the_middle_goes_on(tmp_path, monkeypatch):
-    for name in ("PIECE", "PART_BYTES"):
+    for name in ("JOB", "PART_BYTES"):
         monkeypatch.setattr(prepare_data, name, 3000)
     fineweb(tmp_path / "hub", 3)
     same = dict(dataset="fineweb-edu", tokenizer="byte", max_tokens=40_000)

@@ -23,9 +23,9 @@ from corpora import all_bytes, byte_documents, hub_of_stories, meta, raw_tokens,
 from nanodepth.data import SPLITS, load_data
 from prepare_data import prepare
 
-def small(monkeypatch, piece=2000, part=1, shard=10**8) -> None:
-    """Sizes that make a short text as many pieces, parts and shards as a long one has."""
-    monkeypatch.setattr(prepare_data, "PIECE", piece)
+def small(monkeypatch, job=2000, part=1, shard=10**8) -> None:
+    """Sizes that make a short text as many jobs, parts and shards as a long one has."""
+    monkeypatch.setattr(prepare_data, "JOB", job)
     monkeypatch.setattr(prepare_data, "PART_BYTES", part)
     monkeypatch.setattr(prepare_data, "SHARD_TOKENS", shard)
 
@@ -230,12 +230,12 @@ def test_a_zip_is_a_folder(tmp_path, capsys):
     assert everything(out) == numbered(5).encode()
 
 @pytest.mark.parametrize("name, content, words", [
-    ("a.zip", {"x.txt.gz": b"\x1f\x8b"}, "has x.txt.gz in it, which is packed itself. Unpack a.zip first"),
-    ("a.zip", {"x.zip": b"PK"}, "has x.zip in it, which is packed itself"),
-    ("a.zip", {"x.parquet": b"PAR1", "y.txt": b""}, "has x.parquet in it"),
-    ("a.txt.gz", gzip.compress(gzip.compress(b"text")), "is not UTF-8: byte 0x8b at offset 1. Unpack it"),
-    ("a.txt", b"PK\x03\x04\xff...", "is not UTF-8: byte 0xff at offset 4. Unpack it"),
-    ("a.jsonl", gzip.compress(b"{}"), "is not UTF-8: byte 0x8b at offset 1. Unpack it"),
+    ("a.zip", {"x.txt.gz": b"\x1f\x8b", "y.zip": b"PK"}, "has no .txt or .jsonl file in it.*unpack a.zip"),
+    ("a.zip", {"x.parquet": b"PAR1", "y.parquet": b"PAR1"}, "has no .txt or .jsonl file in it"),
+    ("a.zip", {"x.zip": b"PK\x03\x04\xff"}, "a.zip: x.zip is not UTF-8: byte 0xff .*Unpack it"),
+    ("a.txt.gz", gzip.compress(gzip.compress(b"text")), "is not UTF-8: byte 0x8b in b'.x1f.x8b.*Unpack it"),
+    ("a.txt", b"PK\x03\x04\xff...", "is not UTF-8: byte 0xff in b'PK.x03.x04.xff...'. Unpack it"),
+    ("a.jsonl", gzip.compress(b"{}"), "is not UTF-8: byte 0x8b in .*Unpack it"),
     ("a.txt", "text".encode("utf-16"), "is UTF-16 inside.*Save it as UTF-8"),
     ("a.jsonl", "{}".encode("utf-16"), "is UTF-16 inside"), ("a.txt.zst", b"", "kind of file is not read"),
     ("a.parquet.gz", b"", "kind of file is not read"), ("a.tar.gz", b"", "kind of file is not read")])
@@ -279,9 +279,10 @@ def test_null_rows_are_left_out_in_every_format(tmp_path):
     ("<|endoftext|>", "one\n<|endoftext|>\ntwo\nlines\n<|endoftext|>\n", ["one", "two\nlines"]),
     ("<|endoftext|>", "one\r\n<|endoftext|>\r\n\r\ntwo<|endoftext|>three\n", ["one", "\r\ntwo", "three\n"]),
     ("<|endoftext|>", "<|endoftext|>\n \n<|endoftext|>\none", ["one"]),
-    ("\\n\\n", "one\n\ntwo\n\n\n\nthree\n", ["one", "two", "three\n"]),
+    ("\\n\\n", "one\n\ntwo\n\n\n\nthree\n", ["one", "two", "three"]),
     ("\\n\\n", "one\r\n\r\ntwo\r\nlines\n\nthree\r\n\r\n", ["one", "two\r\nlines", "three"]),
-    ("---\\n", "one\r\n---\r\ntwo---\nthree", ["one\r\n", "two", "three"]),
+    ("---\\n", "one\r\n---\r\ntwo---\nthree", ["one", "two", "three"]),
+    ("\\n\\n", "\none\n\n\ntwo", ["one", "two"]), (None, "\none\r", ["\none\r"]), (None, "\r\none\n\n", ["\r\none\n\n"]),
     ("東", "a東b\n東\nc", ["a", "b", "c"]), ("aa", "baaab", ["b", "ab"])])
 def test_separators(tmp_path, monkeypatch, separator, text, want):
     monkeypatch.setattr(prepare_data, "FEW", 0)                 # not by position: the documents whole
@@ -294,27 +295,28 @@ def test_chunks_and_pieces_do_not_matter(monkeypatch):
     rng = np.random.default_rng(1)
     for trial in range(400):
         words = [*"ab \n\ré", "<|>", "\n<|>\n", "\r\n<|>", "word ", "  "]
-        text = "".join(rng.choice(words, rng.integers(0, 60))).encode()
+        text = "".join(rng.choice(words, rng.integers(0, 60)))
         separator = ["<|>", "\n", "a\n"][trial % 3]
-        monkeypatch.setattr(documents, "LONG", int(rng.integers(4, 40)))
+        monkeypatch.setattr(documents, "STRETCH", int(rng.integers(4, 40)))
         whole = list(documents.text_documents([text], separator))
         size = int(rng.integers(1, 9))
         assert list(documents.text_documents([text[i:i + size] for i in range(0, len(text), size)], separator)) == whole
-        longest = documents.LONG
+        longest = documents.STRETCH
         assert all(len(t) <= longest for t, _ in whole)
-        monkeypatch.setattr(documents, "LONG", 10**6)
-        expected = [(t, len(whole_text) > longest) for whole_text, _ in documents.text_documents([text], separator)
-                    for t in documents.pieces(whole_text, longest)]
-        assert whole == expected
+        monkeypatch.setattr(documents, "STRETCH", 10**6)
+        texts = [t for t, _ in documents.text_documents([text], separator)]
+        monkeypatch.setattr(documents, "STRETCH", longest)
+        assert [d for d in whole if d[0]] == [d for t in texts for d in documents.stretches(t) if d[0]]
 
 def test_a_long_text_is_cut_where_gpt2_cuts_too(monkeypatch):
     toy = toy_gpt2()
+    monkeypatch.setattr(documents, "STRETCH", 60)
     rng, checked = np.random.default_rng(2), 0
     for trial in range(200):
         text = "".join(rng.choice(["the cat", " at", "  ", "\n", "\n\n", "it's", " 12", "\u00a0", "\u3000", "東", " ",
                                    "\t"], 60))
-        parts = [t.decode() for t in documents.pieces(text.encode(), 60)]
-        assert "".join(parts) == text and all(0 < len(p.encode()) <= 60 for p in parts)
+        parts = [t for t, _ in documents.stretches(text)]
+        assert "".join(parts) == text and all(0 < len(p) <= 60 for p in parts)
         if all(b[0] in " \n" and not a[-1].isspace() for a, b in pairwise(parts)):     # there was a blank to cut at
             checked += 1
             assert [i for p in parts for i in toy.encode_ordinary(p)] == toy.encode_ordinary(text)
@@ -382,12 +384,15 @@ def test_enough_text_is_divided_as_it_says_and_not_warned_of(tmp_path, capsys):
     counts = meta(prepare(input=[path], tokenizer="byte", out=tmp_path / "out"))
     assert counts["fractions"] == [0.95, 0.025, 0.025] and capsys.readouterr().err == ""
 
-def test_a_very_long_document_among_many_is_cut_too(tmp_path, monkeypatch):
-    """In stretches of the longest document, each of which is one."""
-    monkeypatch.setattr(documents, "LONG", 5001)
+@pytest.mark.parametrize("kind", ["txt", "jsonl"])
+def test_a_very_long_document_among_many_is_cut_too(tmp_path, monkeypatch, kind):
+    """In stretches, each of which is a document."""
+    monkeypatch.setattr(documents, "STRETCH", 5001)
     small(monkeypatch)
-    put(tmp_path / "long.txt", "word " * 4000)
-    out = prepare(input=[write_jsonl(tmp_path / "a.jsonl", stories(300)), tmp_path / "long.txt"], tokenizer="byte",
+    long = put(tmp_path / "long.txt", "word " * 4000)
+    if kind == "jsonl":
+        long = write_jsonl(tmp_path / "long.jsonl", ["word " * 4000])
+    out = prepare(input=[write_jsonl(tmp_path / "a.jsonl", stories(300)), long], tokenizer="byte",
                   out=tmp_path / "out", split="80/10/10")
     cut = [[d for d in byte_documents(out, s) if not d.startswith(b"Story")] for s in SPLITS]
     assert [len(c) for c in cut] == [4, 4, 4] and sum(len(byte_documents(out, s)) for s in SPLITS) == 312
@@ -443,7 +448,7 @@ DRIVER = """
 import sys
 sys.path.insert(0, {root!r})
 import prepare_data
-prepare_data.PIECE = 2000
+prepare_data.JOB = 2000
 prepare_data.PART_BYTES, prepare_data.SHARD_TOKENS = 20000, 20000
 prepare_data.prepare(input=[sys.argv[1]], tokenizer=sys.argv[2], out=sys.argv[3], num_proc=2)
 """
@@ -665,12 +670,12 @@ def flipped(raw, at=100):
 
 BROKEN = {
     "latin1": (with_bytes(".txt", lambda r: r + b"caf\xe9 au lait"),
-               r"a.txt is not UTF-8: byte 0xe9 at offset 8,003.*iconv -c"),
+               r"a.txt is not UTF-8: byte 0xe9 in b'.*plain text.ncaf.xe9 au lait'.*iconv -c"),
     "half a character": (with_bytes(".txt", lambda r: r + b"\xe6\x9d"),
-                         "a.txt is not UTF-8: byte 0xe6 at offset 8,000"),
+                         "a.txt is not UTF-8: byte 0xe6 in b'.*.xe6.x9d'"),
     "utf16": (with_bytes(".txt", lambda r: r.decode().encode("utf-16")), "is UTF-16 inside, not UTF-8 text"),
     "latin1 in json": (with_bytes(".jsonl", lambda r: r + b'{"text": "\xe9"}'),
-                       r"a.jsonl, line 501 is not UTF-8: byte 0xe9 at offset 8,010"),
+                       r"""a.jsonl is not UTF-8: byte 0xe9 in b'{"text": ".xe9"}'"""),
     "half a surrogate": (with_bytes(".jsonl", lambda r: r'{"text": "a\ud83d"}'.encode()),
                          r"line 1 has half a character.*Leave the line out"),
     "empty": (with_bytes(".txt", lambda r: b""), "there is no text in .*a.txt"),
@@ -683,8 +688,8 @@ BROKEN = {
                    "a.txt.gz is damaged"),
     "bad zip": (with_bytes(".zip", lambda r: r), "a.zip is damaged, cut short, or not what its name says"),
     "cut zip": (lambda f: with_zip(f, lambda r: r[:-50]), "a.zip is damaged"),
-    "flipped zip": (lambda f: with_zip(f, flipped), "a.zip is damaged.*CRC"),
-    "locked zip": (lambda f: with_zip(f, lambda r: flag_encrypted(r)), "a.zip is encrypted"),
+    "flipped zip": (lambda f: with_zip(f, flipped), "a.zip: a.txt is damaged.*CRC"),
+    "locked zip": (lambda f: with_zip(f, lambda r: flag_encrypted(r)), "a.zip: a.txt is .*encrypted"),
     "not json": (with_bytes(".jsonl", lambda r: r + b"{oh\n"),
                  r"a.jsonl, line 501 is no JSON object with a text under 'text': {oh\nName the text with --text_key"),
     "json array": (with_bytes(".json", lambda r: b'[{"text": "a"}]'),
@@ -752,7 +757,7 @@ def test_a_row_beyond_the_limit_is_a_sentence(tmp_path, monkeypatch, kind):
     monkeypatch.setattr(documents, "LONG", 10_000)
     texts = ["short", "word " * 2001]
     path = (write_jsonl if kind == "jsonl" else parquet)(tmp_path / f"a.{kind}", texts)
-    with pytest.raises(UserError, match="(line|row) 2 is longer than .* MiB.*a .txt file"):
+    with pytest.raises(UserError, match="(line 2 is|has a row) longer than .* MiB.*a .txt file"):
         prepare(input=[path], out=tmp_path / "out")
 
 def test_parquet_that_must_be_read_at_once_is_a_sentence(tmp_path, monkeypatch):
