@@ -67,6 +67,8 @@ def network(name):
 
 def hub(repo: str, revision: str, name: str, split=None) -> File:
     """A file of a data set on the Hugging Face hub, whose library keeps it, goes on with it and checks it."""
+    need("huggingface_hub", repo, "give files that you have to --input")
+
     def fetch():
         with network(f"{name} of {repo}"):
             from huggingface_hub import hf_hub_download
@@ -101,6 +103,7 @@ def tinystories() -> Corpus:
     return Corpus("tinystories", files, fractions=(0, 0.5, 0.5), separator="<|endoftext|>")
 
 def fineweb_edu() -> Corpus:
+    need("pyarrow", "fineweb-edu", "choose another dataset")
     place = "HuggingFaceFW/fineweb-edu", "87f09149ef4734204d70ed1d046ddc9ca3f2b8f9"
     files = [hub(*place, f"sample/10BT/{i:03d}_00000.parquet") for i in range(14)]
     return Corpus("fineweb-edu", files, "gpt2", (0.99, 0.005, 0.005))
@@ -275,12 +278,7 @@ def corpus_of(dataset, input: list[str], tokenizer, split, separator, text_key) 
             raise UserError(f"--{flag} is for --input; the layout of {dataset} is known.")
     if dataset == "fineweb-edu" and tokenizer == "char":
         raise UserError("fineweb-edu at character level would have to be read as a whole first; choose gpt2 or byte.")
-    corpus = DATASETS[dataset]()
-    if dataset in ("tinystories", "fineweb-edu"):
-        need("huggingface_hub", f"--dataset {dataset}", "give files that you have to --input")
-    if dataset == "fineweb-edu":
-        need("pyarrow", f"--dataset {dataset}", "choose another dataset")
-    return corpus
+    return DATASETS[dataset]()
 
 def are_few(corpus: Corpus) -> bool:
     """Whether a hash would not divide the documents well: they are read until there are enough of them."""
@@ -361,8 +359,7 @@ def same_again(out: Path, settings: dict) -> None:
     meta = load_data(out).meta
     shutil.rmtree(out / "parts", ignore_errors=True)                            # stopped between meta.json and this
     for k, value in settings.items():
-        old = meta.get("settings", {}).get(k)
-        if old != value:
+        if (old := meta.get("settings", {}).get(k)) != value:
             made = "from other files, or they have changed" if k == "sources" else \
                 f"with {k} {old!r}, and this is {value!r}"
             raise UserError(f"{out} is there already, made {made}. Choose another --out, or delete that folder.")

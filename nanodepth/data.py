@@ -10,7 +10,6 @@ tokens. So a folder of their .bin files, which has no meta.json, loads too.
 import functools
 import json
 import re
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +21,6 @@ SPLITS = ("train", "val", "test")
 FORMATS = {(20240520, 1): np.dtype("<u2"), (20240801, 7): np.dtype("<u4")}      # magic, version -> the tokens' type
 HEADER_BYTES = 256 * 4
 MAPPED = 64                     # shards of a split; a system may allow 256 open files
-RANKS_SECONDS = 60              # to wait for the gpt2 ranks, which are 1.5 MB
 
 # ---------------------------------------------------------------------------------------------------------------------
 # shards
@@ -174,23 +172,14 @@ class GPT2Tokenizer(Tokenizer):
 
     @functools.cached_property
     def bpe(self):
-        """tiktoken's encoding. UserError, and not a long wait, when its ranks are not at hand and cannot be fetched."""
-        found = []
-
-        def get():
-            try:
-                import tiktoken
-                found.append(tiktoken.get_encoding("gpt2"))
-            except Exception as e:              # requests, ssl, a bad cache, ...: all of them mean "no ranks"
-                found.append(e)
-        thread = threading.Thread(target=get, daemon=True)                      # tiktoken itself waits without a limit
-        thread.start()
-        thread.join(RANKS_SECONDS)
-        if not found or isinstance(found[0], Exception):
-            why = type(found[0]).__name__ if found else f"no answer in {RANKS_SECONDS} seconds"
-            raise UserError(f"the gpt2 tokenizer needs its ranks once from openaipublic.blob.core.windows.net ({why}). "
-                            f"Connect, set TIKTOKEN_CACHE_DIR to a folder that has them, or use --tokenizer byte.")
-        return found[0]
+        """tiktoken's encoding. UserError when its ranks are not at hand and cannot be fetched."""
+        try:
+            import tiktoken
+            return tiktoken.get_encoding("gpt2")
+        except Exception as e:                  # requests, ssl, a bad cache, ...: all of them mean "no ranks"
+            raise UserError(f"the gpt2 tokenizer needs its ranks once from openaipublic.blob.core.windows.net "
+                            f"({type(e).__name__}). Connect, set TIKTOKEN_CACHE_DIR to a folder that has them, or use "
+                            f"--tokenizer byte.") from None
 
     def encode(self, text: str) -> np.ndarray:
         """Ids (n,) of the text as plain text: '<|endoftext|>' in it is nothing special."""
@@ -279,16 +268,14 @@ def load_ready_made(path: Path, tokenizer: str | None) -> Data:
         raise UserError(f"{path} has neither a meta.json nor shards like x_train_000001.bin. Use prepare_data.py.")
     if tokenizer not in (None, "byte", "gpt2"):
         raise UserError(f"--tokenizer is {tokenizer!r}; for shards made elsewhere it can be byte or gpt2.")
-    # Under these names they write GPT-2 tokens as uint16, and llm.c Llama 3 tokens as uint32. Other names do not say.
+    # Under these names both write GPT-2 tokens, as uint16. Other names do not say.
     theirs = re.compile(r"(edu_)?fineweb(edu)?_|tiny_?shakespeare_|tiny_?stories_", re.I)
-    sizes, kind = {"byte": 257, "gpt2": 50257, "llama3": 128256}, tokenizer
-    if kind is None and all(theirs.match(p.name) for t in splits.values() for p in t.paths):
-        wide = any(t.shard(i).itemsize == 4 for t in splits.values() for i in range(len(t.paths)))
-        kind = "llama3" if wide else "gpt2"
+    known = all(theirs.match(p.name) for t in splits.values() for p in t.paths)
+    tok = tokenizer_from({"kind": tokenizer or "gpt2"}) if tokenizer or known else None
     largest = max(t.largest() for t in splits.values())
-    if kind and largest >= sizes[kind]:
+    if tok and largest >= tok.vocab_size:
         if tokenizer:
-            raise UserError(f"--tokenizer is {kind}, which has {sizes[kind]:,} tokens; {path} has token {largest:,}.")
-        kind = None
-    known = tokenizer_from({"kind": kind}) if kind in ("byte", "gpt2") else None
-    return Data(path, {}, sizes.get(kind), known, **{s: t or None for s, t in splits.items()})
+            raise UserError(f"--tokenizer is {tokenizer}, which has {tok.vocab_size:,} tokens; {path} has token "
+                            f"{largest:,}.")
+        tok = None
+    return Data(path, {}, tok and tok.vocab_size, tok, **{s: t or None for s, t in splits.items()})

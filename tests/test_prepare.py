@@ -744,7 +744,7 @@ def test_a_missing_library_is_named_before_work_begins(tmp_path, monkeypatch):
     put(tmp_path / "b.parquet", b"x")
     for module, words, flags in (("pyarrow", "b.parquet needs pyarrow: pip install pyarrow, or", {"input": [tmp_path]}),
                                  ("pyarrow", "fineweb-edu needs pyarrow: pip install", {"dataset": "fineweb-edu"}),
-                                 ("huggingface_hub", "tinystories needs huggingface_hub: pip install .*--input",
+                                 ("huggingface_hub", "TinyStories needs huggingface_hub: pip install .*--input",
                                   {"dataset": "tinystories"})):
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(UserError, match=words):
