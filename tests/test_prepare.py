@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -317,7 +318,10 @@ def test_a_long_text_is_cut_where_gpt2_cuts_too(monkeypatch):
                                    "\t"], 60))
         parts = [t for t, _ in documents.stretches(text)]
         assert "".join(parts) == text and all(0 < len(p) <= 60 for p in parts)
-        if all(b[0] in " \n" and not a[-1].isspace() for a, b in pairwise(parts)):     # there was a blank to cut at
+        starts = [0, *np.cumsum([len(p) for p in parts])]
+        good = [b[0] in " \n" and not a[-1].isspace() for a, b in pairwise(parts)]
+        assert good == [bool(re.search(r"\S[ \n]", text[i + 30:i + 61])) for i in starts[:len(good)]]
+        if all(good):                                           # there was a blank to cut at
             checked += 1
             assert [i for p in parts for i in toy.encode_ordinary(p)] == toy.encode_ordinary(text)
     assert checked > 20
