@@ -3,8 +3,8 @@
     for text, stretch in read(file, corpus): ...
 
 A text is not blank. One of more than STRETCH characters comes in stretches of about that length, each a document of its
-own; a line of JSON or row of parquet beyond LONG bytes is refused. A byte order mark is no text. Everything else stays as
-it is, carriage returns too, but for a line break, \\n or \\r\\n, on either side of a separator.
+own; a line of JSON or row of parquet beyond LONG bytes is refused. A byte order mark is no text. Everything else stays
+as it is, carriage returns too, but for a line break, \\n or \\r\\n, on either side of a separator.
 """
 import codecs
 import collections
@@ -121,7 +121,8 @@ def zip_members(path: Path) -> tuple[list[str], list[PurePosixPath]]:
     """The files in a .zip that are read: the text files, or the only one; and the others."""
     with damage(path), zipfile.ZipFile(path) as z:
         names = [n for n in z.namelist() if n[-1] != "/" and not any(map(litter, PurePosixPath(n).parts))]
-    members = names if len(names) == 1 else sorted(n for n in names if n.lower().endswith((".txt", ".jsonl", ".ndjson")))
+    members = sorted(n for n in names if n.lower().endswith((".txt", ".jsonl", ".ndjson"))
+                     or len(names) == 1 and kind_of(n) != "parquet")
     if not members:
         raise UserError(f"{path} has no .txt or .jsonl file in it. If they are packed once more, unpack {path.name}.")
     return members, [PurePosixPath(n) for n in names if n not in members]
@@ -142,9 +143,10 @@ def damage(name):
     except UnicodeDecodeError as e:
         if e.start == 0 and e.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
             raise UserError(f"{name} is UTF-16 inside, not UTF-8 text. Save it as UTF-8.") from None
-        raise UserError(f"{name} is not UTF-8: byte 0x{e.object[e.start]:02x} in {e.object[max(e.start - 20, 0):][:40]}. "
-                        f"Unpack it if it is packed, convert it (iconv -f ENCODING -t UTF-8), or drop such bytes "
-                        f"(iconv -c -f UTF-8 -t UTF-8).") from None
+        near = e.object[max(e.start - 20, 0):][:40]
+        raise UserError(f"{name} is not UTF-8: byte 0x{e.object[e.start]:02x} in {near}. Unpack it if it is packed, "
+                        f"convert it (iconv -f ENCODING -t UTF-8), or drop such bytes (iconv -c -f UTF-8 -t "
+                        f"UTF-8).") from None
     except (OSError, ValueError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile) as e:
         if getattr(e, "errno", None):
             raise

@@ -233,6 +233,7 @@ def test_a_zip_is_a_folder(tmp_path, capsys):
 @pytest.mark.parametrize("name, content, words", [
     ("a.zip", {"x.txt.gz": b"\x1f\x8b", "y.zip": b"PK"}, "has no .txt or .jsonl file in it.*unpack a.zip"),
     ("a.zip", {"x.parquet": b"PAR1", "y.parquet": b"PAR1"}, "has no .txt or .jsonl file in it"),
+    ("a.zip", {"x.parquet": b"PAR1"}, "has no .txt or .jsonl file in it"),
     ("a.zip", {"x.zip": b"PK\x03\x04\xff"}, "a.zip: x.zip is not UTF-8: byte 0xff .*Unpack it"),
     ("a.txt.gz", gzip.compress(gzip.compress(b"text")), "is not UTF-8: byte 0x8b in b'.x1f.x8b.*Unpack it"),
     ("a.txt", b"PK\x03\x04\xff...", "is not UTF-8: byte 0xff in b'PK.x03.x04.xff...'. Unpack it"),
@@ -283,7 +284,8 @@ def test_null_rows_are_left_out_in_every_format(tmp_path):
     ("\\n\\n", "one\n\ntwo\n\n\n\nthree\n", ["one", "two", "three"]),
     ("\\n\\n", "one\r\n\r\ntwo\r\nlines\n\nthree\r\n\r\n", ["one", "two\r\nlines", "three"]),
     ("---\\n", "one\r\n---\r\ntwo---\nthree", ["one", "two", "three"]),
-    ("\\n\\n", "\none\n\n\ntwo", ["one", "two"]), (None, "\none\r", ["\none\r"]), (None, "\r\none\n\n", ["\r\none\n\n"]),
+    ("\\n\\n", "\none\n\n\ntwo", ["one", "two"]),
+    (None, "\none\r", ["\none\r"]), (None, "\r\none\n\n", ["\r\none\n\n"]),
     ("東", "a東b\n東\nc", ["a", "b", "c"]), ("aa", "baaab", ["b", "ab"])])
 def test_separators(tmp_path, monkeypatch, separator, text, want):
     monkeypatch.setattr(prepare_data, "FEW", 0)                 # not by position: the documents whole
