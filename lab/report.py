@@ -20,10 +20,9 @@ except ImportError:
 import train
 from nanodepth.files import UserError, atomic_write, router_name
 from nanodepth.runs import NO_MATTER, iter_of
-from nanodepth.settings import amount, convert
+from nanodepth.settings import convert
 from model import ROUTERS, GPTConfig
 
-NEAR = 0.05                              # a milestone is the evaluation nearest to it, at most this share of it away
 FINGERPRINT = {"data": "data", "start": "starting weights", "torch": "torch", "dtype": "dtype", "device": "device",
                "changed": "settings changed on the way", "model": "model.py", "router": "code of the router"}
 KINDS = {f.name: f.type for f in (*fields(GPTConfig), *fields(train.TrainConfig))}
@@ -165,11 +164,14 @@ def against(label: str, there: set[str], baseline: str) -> str | None:
     return max(found, key=lambda x: x.count(":")) if found else None if fits(label) else baseline
 
 def at(run: Run, tokens: int | None) -> dict | None:
-    """A run's evaluation nearest to so many tokens, if it is near enough; for None its last, if it has ended."""
+    """A run's evaluation on the way, after so many tokens; for None that at its end. None where there is none."""
     if tokens is None:
         return run.evals[-1] if run.done else None
-    line = min(run.evals, key=lambda x: abs(x["tokens"] - tokens), default=None)
-    return line if line and abs(line["tokens"] - tokens) <= NEAR * tokens else None
+    return next((x for x in run.evals[:-1 if run.done else None] if x["tokens"] == tokens), None)
+
+def on_the_way(runs: list[Run]) -> list[int]:
+    """After how many tokens there are evaluations, before the end."""
+    return sorted({x["tokens"] for r in runs for x in r.evals if at(r, x["tokens"])})
 
 def pairs(runs: list[Run], baseline: str, tokens: int | None = None) -> "pd.DataFrame":
     """A row for each run that should have its baseline beside it: both losses (of `at`) and their difference, or why
@@ -180,11 +182,10 @@ def pairs(runs: list[Run], baseline: str, tokens: int | None = None) -> "pd.Data
 
     for run in runs:
         other = against(run.label, {label for label, depth, _ in there if depth == run.depth}, baseline)
-        line = at(run, tokens)
-        if not other or not line and tokens is not None:
-            continue
         base = there.get((other, run.depth, run.seed))
-        its = base and at(base, tokens)
+        line, its = at(run, tokens), base and at(base, tokens)
+        if not other or tokens is not None and not (line and its):
+            continue
         why = (run.odd or not base and f"no {other}" or base.odd and f"{base.folder.name} is left out: {base.odd}"
                or not line and f"{run.folder.name} is not finished"
                or not its and f"{base.folder.name} has not come so far" or unlike(run, base)
@@ -290,26 +291,22 @@ def mean_table(cells: "pd.DataFrame", runs: list[Run]) -> str:
                      f"{plain(c.mean)} ± {plain(c.bar)}", "; ".join(notes)])
     return table(["router", "layers", "tokens", "seeds", "parameters", "val loss", "left out"], rows)
 
-def milestones(text: str | None, runs: list[Run] = ()) -> list[int]:
-    """'0.5M,2M' -> [500000, 2000000]; 'all': every evaluation but the last. And 0, if runs start from a checkpoint."""
-    every = sorted({x["tokens"] for r in runs for x in r.evals})[:-1]
-    points = every if text == "all" else [amount(x.strip(), "--at_tokens") for x in text.split(",")] if text else []
-    return sorted({*points} | {0 for r in runs if r.mark.get("start")})
-
-def report(out_dir: Path, baseline: str, at_tokens: str | None, only: set[str] | None = None) -> str:
+def report(out_dir: Path, baseline: str, only: set[str] | None = None) -> str:
     """Write results.csv, evaluations.csv, pairs.csv, results.md and the pictures of the runs in out_dir, or of those
-    with these labels alone; returns the tables."""
+    with these labels alone; returns the tables, which are of the end, and of the start where that is a checkpoint."""
     runs, notes = read_runs(out_dir)
     runs = [r for r in runs if only is None or r.label in only]
     if not runs:
         raise UserError(notes[0] if notes else f"there are no runs in {out_dir}.")
-    points = [*milestones(at_tokens, runs), None]
-    cells = pd.concat([means(runs, baseline, x) for x in points])
-    found, trend = pd.concat([compared(pairs(runs, baseline, x)) for x in points]), trends(pairs(runs, baseline))
+    every = {x: compared(pairs(runs, baseline, x)) for x in [*on_the_way(runs), None]}
+    told = [x for x in every if x is None or x == 0 and any(r.mark.get("start") for r in runs)]
+    cells, found = (pd.concat(frames) for frames in zip(*((means(runs, baseline, x), every[x]) for x in told)))
+    trend = trends(pairs(runs, baseline))
     steps = [pd.DataFrame(r.steps, columns=["tok_per_s", "peak_mem_mb", "elapsed_s"]).astype(float) for r in runs]
     frames = {"results": pd.DataFrame([r.row(r.evals[-1]) | {"tok_per_s": x.tok_per_s.median(), **x.iloc[:, 1:].max()}
                                        for r, x in zip(runs, steps) if r.done]),
-              "evaluations": pd.DataFrame([r.row(line) for r in runs for line in r.evals]), "pairs": found}
+              "evaluations": pd.DataFrame([r.row(line) for r in runs for line in r.evals]),
+              "pairs": pd.concat(every.values())}
     for name, frame in frames.items():
         with atomic_write(out_dir / f"{name}.csv") as f:
             frame.to_csv(f, index=False, lineterminator="\n")
@@ -408,9 +405,9 @@ def draw_curves(plt, runs, baseline, styles):
     lines = {}                                                          # label -> its line, for the legend
     for column, depth in zip(axes.T, depths):
         own = [r for r in runs if r.depth == depth]
-        ticks = sorted({x["tokens"] for r in own for x in r.evals})
-        ticks = [x for x in ticks if milestones(None, own) or x >= ticks[-1] / 2]
-        for axis, points in zip(column, drawn(own, baseline, ticks or [None])):
+        half = max([x["tokens"] for r in own for x in r.evals if not r.mark.get("start")], default=0) / 2
+        ticks = [*(x for x in on_the_way(own) if x >= half), None]
+        for axis, points in zip(column, drawn(own, baseline, ticks)):
             for label, part in points.groupby("label", sort=False):
                 lines[label], = axis.plot(part.tokens, part["mean"], **styles[label], label=label)
                 low, high = (part["mean"] + sign * part.bar.fillna(0) for sign in (-1, 1))

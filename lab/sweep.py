@@ -37,7 +37,7 @@ import torch
 from tqdm import tqdm
 
 import train
-from lab.report import Run, folder_name, milestones, needed, read_run, report, unlike
+from lab.report import Run, folder_name, needed, read_run, report, unlike
 from nanodepth.files import UserError, atomic_write, check_named, lock, router_name, run
 from nanodepth.runs import Stop, code_digests, data_facts, iter_of
 from nanodepth.settings import Parser, comments
@@ -51,7 +51,6 @@ class SweepConfig:
     seeds: str = "0,1,2"                 # seeds, with commas; two cells with the same seed are a pair
     vary: str = ""                       # setting=value,value: every cell with each; more after a space, or given again
     baseline: str = "block"              # the cell that the others are compared with, seed by seed
-    at_tokens: str | None = None         # compare also after so many tokens: 0.5M,2M, or all evaluations
     jobs: int = 1                        # runs at a time, each on a card of its own, or on its share of the cores
     out_dir: str = "out/sweep"           # where the runs, tables and pictures are written
     report: str | None = None            # a folder of runs: only its tables and pictures, of all cells or of --routers
@@ -298,9 +297,9 @@ def read_settings(argv) -> tuple[SweepConfig, dict]:
         kept = Path(given["report"]) / "sweep.json"
         try:
             was = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
-            given = {"routers": "", **{k: was[k] for k in ("baseline", "at_tokens") if k in was}, **given}
+            given = {"routers": "", **{k: was[k] for k in ("baseline",) if k in was}, **given}
         except (ValueError, TypeError):
-            raise UserError(f"{kept} is damaged; delete it, and give --baseline and --at_tokens.") from None
+            raise UserError(f"{kept} is damaged; delete it, and give --baseline.") from None
     sweep = SweepConfig(**{name: given.pop(name) for name in own if name in given})
     check_named(sweep.routers, flags.get("routers"), config, "routers")
     sweep.baseline = named(sweep.baseline)[1]
@@ -308,7 +307,6 @@ def read_settings(argv) -> tuple[SweepConfig, dict]:
         raise UserError(f"--jobs is {sweep.jobs}; it must be 1 or more.")
     if given.get("init_from") == "resume":
         raise UserError("--init_from resume is not needed: a sweep goes on by itself.")
-    milestones(sweep.at_tokens)
     return sweep, given
 
 def main(argv) -> None:
@@ -327,7 +325,7 @@ def main(argv) -> None:
         if not out_dir.is_dir():
             raise UserError(f"there is no folder {out_dir}.")
         with alone(out_dir):
-            print("\n" + report(out_dir, sweep.baseline, sweep.at_tokens, only))
+            print("\n" + report(out_dir, sweep.baseline, only))
     if failed:
         first = next(iter(failed))
         raise UserError(f"{len(failed)} of {len(cells)} runs failed: {first}: {failed[first]}\n"

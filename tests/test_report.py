@@ -108,7 +108,7 @@ def test_the_trend_over_depth_is_paired_by_seed(runs):
                          f"{interval.low:+.4f} .. {interval.high:+.4f}"]
 
 def test_tables_and_csv(runs):
-    text = tell(runs, "--at_tokens", "1k,5k")
+    text = tell(runs)
     frame = pd.read_csv(runs / "results.csv")
     assert list(zip(frame.label, frame.seed)) == [(label, seed) for label in ("block", "wav") for seed in range(3)]
     first = {"label": "block", "router": "block", "depth": 4, "seed": 0, "n_embd": 16, "params": 1004,
@@ -121,26 +121,24 @@ def test_tables_and_csv(runs):
 
     # the tables, recomputed from the CSV
     block, wav = (frame[frame.label == label].val_loss.to_numpy() for label in ("block", "wav"))
-    assert rows_of(text, MEANS)[2:] == [                                # the first two are of 1,000 tokens
+    assert rows_of(text, MEANS) == [
         [label, "4", "2,000", "0 1 2", "1,004", f"{np.mean(x):.4f} ± {np.std(x, ddof=1):.4f}", ""]
         for label, x in (("block", block), ("wav", wav))]
     interval = stats.ttest_rel(wav, block).confidence_interval(0.95)
-    half_way, got = rows(text, "wav")                                   # nothing was evaluated near 5,000 tokens
+    got = row(text, "wav")
     assert got["difference"] == f"{np.mean(wav - block):+.4f}" and got["left out"] == "" and got["n"] == "3"
     assert got["95 % interval"] == f"{interval.low:+.4f} .. {interval.high:+.4f}"
     assert (got["wins"], got["r"]) == ("2 of 3", f"{np.corrcoef(wav, block)[0, 1]:.2f}")
     half = 4.302653 * 0.1 / math.sqrt(3)                                # +0.1, 0, -0.1
-    assert [half_way[x] for x in ("tokens", "n", "difference")] == ["1,000", "3", "+0.0000"]
-    assert half_way["95 % interval"] == f"{-half:+.4f} .. {half:+.4f}"
-    assert "Intervals of 95 % shown: 2. If no router made a difference, 0.1 of them" in text
-    pairs = pd.read_csv(runs / "pairs.csv")
-    assert pairs["mean"].tolist() == pytest.approx([0, np.mean(wav - block)], abs=1e-12)
+    assert "Intervals of 95 % shown: 1. If no router made a difference, 0.1 of them" in text
+    pairs = pd.read_csv(runs / "pairs.csv")                             # at every evaluation
+    assert pairs.tokens.tolist() == [0, 1000, 2000]
+    assert pairs["mean"].tolist()[1:] == pytest.approx([0, np.mean(wav - block)], abs=1e-12)
+    assert [pairs.low[1], pairs.high[1]] == pytest.approx([-half, half], rel=1e-6)
 
 def test_report_keeps_what_the_sweep_compared(runs):
-    (runs / "sweep.json").write_text(json.dumps({"baseline": "wav", "at_tokens": "all"}))
-    text = tell(runs)
-    assert [r["against"] for r in rows(text, "block")] == ["wav"] * 3 and [r["tokens"] for r in rows(text, "block")] == [
-        "0", "1,000", "2,000"]
+    (runs / "sweep.json").write_text(json.dumps({"baseline": "wav"}))
+    assert row(tell(runs), "block")["against"] == "wav"
     got = rows(tell(runs, "--baseline", "delta"), "wav")[-1]
     assert got["left out"] == "s0 s1 s2: no delta" and got["difference"] == "-"
     fake_run(runs, "rd", 4, 0, BLOCK[0])
@@ -178,13 +176,14 @@ def test_an_unequal_run_is_in_no_difference(tmp_path, settings, mark, reason):
             fake_run(tmp_path, "wav", 4, seed, WAV[seed])
     losses = WAV[0][:2] if "max_iters" in settings else WAV[0]
     odd = fake_run(tmp_path, "wav", 4, 0, losses, mark=mark, **settings)
-    text = tell(tmp_path, "--at_tokens", "1k")
+    text = tell(tmp_path)
     reason = f"{odd.name} has {reason}" if mark is None else reason
-    *_, at_1k, at_end = rows(text, "wav")
-    for got in (at_1k, at_end):
-        assert got["left out"] == f"s0: {reason}" and got["n"] == "2"
+    on_the_way = pd.read_csv(tmp_path / "pairs.csv").query("label == 'wav' and tokens == 1000")
+    assert (on_the_way.left_out.tolist(), on_the_way.n.tolist()) == ([f"s0: {reason}"], [2]) or "max_iters" in settings
+    got = rows(text, "wav")[-1]
+    assert got["left out"] == f"s0: {reason}" and got["n"] == "2"
     d = [WAV[s][2] - BLOCK[s][2] for s in (1, 2)]
-    assert at_end["difference"] == f"{np.mean(d):+.4f}"
+    assert got["difference"] == f"{np.mean(d):+.4f}"
     mean = rows_of(text, MEANS)[-1]
     assert mean[3] == "1 2" and f"{odd.name}: {reason}" in mean[-1] and "other seeds than 0 1 2" in mean[-1]
 
@@ -194,18 +193,21 @@ def test_an_unequal_run_is_in_no_difference(tmp_path, settings, mark, reason):
     assert got["left out"] == f"s0: {reason}".replace("a checkpoint", "ffffffff") and got["n"] == "0"
     assert {got[x] for x in report.PAIRED[1:-1]} == {"-"}
 
-def test_unequal_tokens_at_one_milestone(tmp_path):
-    """95k against 100k tokens: within the tolerance of --at_tokens, and no pair."""
+def test_unequal_tokens(tmp_path):
+    """95k against 100k tokens: no pair at the end, and none on the way but where both were evaluated."""
     fake_run(tmp_path, "block", 4, 0, BLOCK[0], every=20)
-    fake_run(tmp_path, "wav", 4, 0, WAV[0] * 3, every=19, max_iters=1000)
-    got = rows(tell(tmp_path, "--at_tokens", "2k"), "wav")[0]
-    assert (got["n"], got["difference"], got["left out"]) == ("0", "-", "s0: max_iters 1000, not 40")
+    fake_run(tmp_path, "wav", 4, 0, WAV[0], every=19)
+    got = row(tell(tmp_path), "wav")
+    assert (got["n"], got["difference"], got["left out"]) == ("0", "-", "s0: max_iters 38, not 40")
     path = tmp_path / "wav-4x16-s0" / "config.json"
     config = json.loads(path.read_text())
     config["settings"]["max_iters"] = 40
     path.write_text(json.dumps(config))
-    got = rows(tell(tmp_path, "--at_tokens", "2k"), "wav")[0]
-    assert (got["n"], got["difference"], got["left out"]) == ("0", "-", "s0: 1,900 tokens, not 2,000")
+    log = tmp_path / "wav-4x16-s0" / "log.jsonl"
+    log.write_text(log.read_text().replace('"iter": 38', '"iter": 40'))
+    got = row(tell(tmp_path), "wav")
+    assert (got["n"], got["difference"], got["left out"]) == ("0", "-", "s0: 3,800 tokens, not 4,000")
+    assert pd.read_csv(tmp_path / "pairs.csv").query("n > 0").tokens.tolist() == [0]
 
 def test_a_control_that_was_stopped_early(runs):
     shutil.rmtree(runs / "block-4x16-s1")
