@@ -12,10 +12,12 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 try:
+    import matplotlib
     import pandas as pd
+    from matplotlib.figure import Figure
     from scipy import stats
 except ImportError:
-    pd = stats = None
+    matplotlib = Figure = pd = stats = None
 
 import train
 from nanodepth.files import UserError, atomic_write, router_name
@@ -28,9 +30,9 @@ FINGERPRINT = {"data": "data", "start": "starting weights", "torch": "torch", "d
 KINDS = {f.name: f.type for f in (*fields(GPTConfig), *fields(train.TrainConfig))}
 
 def needed() -> None:
-    """UserError when the tables could not be made: said before anything is trained."""
+    """UserError when the tables and pictures could not be made: said before anything is trained."""
     if pd is None:
-        raise UserError("The tables need pandas and scipy: pip install -r requirements-extra.txt")
+        raise UserError("Tables and pictures need pandas, scipy and matplotlib: pip install -r requirements-extra.txt")
 
 # ---------------------------------------------------------------------------------------------------------------------
 # a run
@@ -339,34 +341,22 @@ def report(out_dir: Path, baseline: str, only: set[str] | None = None) -> str:
 MARKS = "os^Dv<>PX*hp"                   # with the lines below they tell cells apart without colour
 LINES = ["-", "--", "-.", ":"]
 
-def pyplot():
-    import matplotlib
-    matplotlib.use("Agg")                                               # no window
-    import matplotlib.pyplot as plt
-    return plt
-
-def save(plt, path, figure) -> None:
+def save(path, figure) -> None:
     with atomic_write(path, "wb") as f:
         figure.savefig(f, dpi=110, format="png")
-    plt.close(figure)
 
 def pictures(out_dir: Path, runs: list[Run], baseline: str) -> list[str]:
-    """Draw depth.png and curves.png; returns their names, or a hint at what is missing."""
-    try:
-        plt = pyplot()
-    except ImportError:
-        return [f"no pictures without matplotlib (pip install matplotlib, then --report {out_dir})"]
+    """Draw depth.png and curves.png; returns their names."""
     labels = sorted({r.label for r in runs}, key=order)
-    colours = plt.get_cmap("tab20" if len(labels) > 10 else "tab10").colors
+    colours = matplotlib.colormaps["tab20" if len(labels) > 10 else "tab10"].colors
     styles = {label: {"color": colours[i % len(colours)], "marker": MARKS[i % len(MARKS)], "markersize": 5,
                       "linestyle": LINES[i % len(LINES)], "linewidth": 1.3} for i, label in enumerate(labels)}
-    figures = {"curves.png": draw_curves(plt, runs, baseline, styles),
-               "depth.png": draw_depth(plt, runs, baseline, styles)}
+    figures = {"curves.png": draw_curves(runs, baseline, styles), "depth.png": draw_depth(runs, baseline, styles)}
     r = next((r for r in runs if r.done), runs[0])
     s, tokens = r.config["settings"], r.evals[-1]["tokens"] if r.evals else 0
     for name, figure in figures.items():
         figure.suptitle(f"{Path(s['dataset']).name}, {tokens:,} tokens, width {s['n_embd']}", x=0.02, ha="left")
-        save(plt, out_dir / name, figure)
+        save(out_dir / name, figure)
     return list(figures)
 
 def drawn(runs: list[Run], baseline: str, points: list) -> list["pd.DataFrame"]:
@@ -375,9 +365,10 @@ def drawn(runs: list[Run], baseline: str, points: list) -> list["pd.DataFrame"]:
                                                           for x in points)))
     return [cells[cells.alike.astype(bool)], found[found.n > 0]]
 
-def draw_depth(plt, runs, baseline, styles):
+def draw_depth(runs, baseline, styles):
     """Left: val loss against depth, mean and standard deviation. Right: the paired difference and its interval."""
-    figure, axes = plt.subplots(1, 2, figsize=(12, 4.8), layout="constrained")
+    figure = Figure(figsize=(12, 4.8), layout="constrained")
+    axes = figure.subplots(1, 2)
     depths = sorted({r.depth for r in runs})
     left, right = drawn(runs, baseline, [None])
     for k, (label, style) in enumerate(styles.items()):
@@ -396,12 +387,12 @@ def draw_depth(plt, runs, baseline, styles):
     figure.legend(*axes[1].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     return figure
 
-def draw_curves(plt, runs, baseline, styles):
+def draw_curves(runs, baseline, styles):
     """A column for each depth, the second half of training (all of it, where runs start from a checkpoint). Above: val
     loss, mean and standard deviation, of cells with the same seeds. Below: the paired difference and its interval."""
     depths = sorted({r.depth for r in runs})
-    figure, axes = plt.subplots(2, len(depths), figsize=(3.5 + 4.2 * len(depths), 7.5), layout="constrained",
-                                squeeze=False, sharex="col")
+    figure = Figure(figsize=(3.5 + 4.2 * len(depths), 7.5), layout="constrained")
+    axes = figure.subplots(2, len(depths), squeeze=False, sharex="col")
     lines = {}                                                          # label -> its line, for the legend
     for column, depth in zip(axes.T, depths):
         own = [r for r in runs if r.depth == depth]

@@ -1,7 +1,7 @@
 """What a router has learned, in numbers and pictures, from checkpoints and validation text.
 
     python -m lab.routing out/rd-48x64-s0 --png rd.png --csv rd.csv
-    python -m lab.routing out/block-12x64-s0 --ablate all       # what the loss becomes without a source
+    python -m lab.routing out/block-12x64-s0 --ablate           # what the loss becomes without a source
     python -m lab.routing --compare out/cumulative-24x64-s* out/delta-24x64-s* --png collapse.png
     python -m lab.routing --compare out/sweep --csv routing.csv --rms_png rms.png       # every finished run in a folder
     python -m lab.routing --sources wav --n_layer 4             # what each read sees, without a checkpoint
@@ -41,7 +41,7 @@ from lab import report, routing_report
 from nanodepth.files import (UserError, atomic_write, load_checkpoint, load_model, newest_run, own_router, router_name,
                              router_of, run)
 from nanodepth.machine import pick_device, settle_kernels
-from nanodepth.runs import NO_MATTER, described, known_as
+from nanodepth.runs import described, known_as
 from nanodepth.settings import Parser
 from model import GPT, GPTConfig, ROUTERS, AttnRes, Block, Cumulative, Delta, WAV, depth_read
 from train import eval_starts, open_data, windows
@@ -54,9 +54,9 @@ class RoutingConfig:
     dataset: str | None = None           # a folder under data/, or the path of one; none: what the run was trained on
     device: str = "auto"                 # auto, cpu, cuda, cuda:N or mps
     csv: str | None = None               # write what was measured in this file, a row for each run and read
-    png: str | None = None               # draw what the reads choose in this file (needs matplotlib)
+    png: str | None = None               # draw what the reads choose in this file
     rms_png: str | None = None           # draw what reaches the sublayers in this file
-    ablate: str | None = None            # mask a source: all (in every read that has it) or each (in one read)
+    ablate: bool = False                 # the loss without each source, masked in every read that has it
     router: str | None = None            # FILE.py:Class, for a run with a router of one's own; several with commas
 
 BATCH_TOKENS = 2048                      # tokens at a time: a read stacks its sources, (n, tokens, D)
@@ -202,20 +202,18 @@ def mean_loss(model, batches, hidden) -> float:
         losses = [(model(b[:, :-1], b[:, 1:])[1].item(), len(b)) for b in batches]
     return sum(loss * n for loss, n in losses) / sum(n for _, n in losses)
 
-def ablate(model, batches, reads: list[dict], which: str) -> list[dict]:
-    """Mask a source in every read that has it (`all`), or in one (`each`), renormalise the rest, and measure the loss
-    again. weight: the source's mean weight where it is masked, of both routes. Reads without a choice keep theirs."""
-    base, masks, results = mean_loss(model, batches, {}), defaultdict(dict), []
-    by_l = {read["read"]: read for read in reads}
+def ablate(model, batches, reads: list[dict]) -> list[dict]:
+    """Mask a source in every read that has it and others beside it, renormalise the rest, and measure the loss again.
+    weight: the source's mean weight where it is masked, of both routes."""
+    base, masks, weights, results = mean_loss(model, batches, {}), defaultdict(dict), defaultdict(list), []
     for read in reads:
         for i, name in enumerate(read["sources"] if read["choice"] else []):
-            masks[name, read["name"] if which == "each" else None][read["read"]] = [i]
-    for (name, where), hidden in tqdm(masks.items(), disable=None, leave=False, unit="mask"):
+            masks[name][read["read"]] = [i]
+            weights[name] += [read[route][i] for route in ("weights", "v_weights") if route in read]
+    for name, hidden in tqdm(masks.items(), disable=None, leave=False, unit="mask"):
         loss = mean_loss(model, batches, hidden)
-        weights = [by_l[l][route][i] for l, (i,) in hidden.items() for route in ("weights", "v_weights")
-                   if route in by_l[l]]
-        results.append({"source": name, "masked in": where or f"{len(hidden)} read{'s' * (len(hidden) > 1)}",
-                        "weight": float(np.mean(weights)), "loss": loss, "effect": loss - base})
+        results.append({"source": name, "reads": len(hidden), "weight": float(np.mean(weights[name])), "loss": loss,
+                        "effect": loss - base})
     return results
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -271,21 +269,15 @@ def sources_text(config: GPTConfig) -> str:
 # ---------------------------------------------------------------------------------------------------------------------
 # runs
 
-def load(path: str, s: RoutingConfig, device: str):
-    """A run's model, reading plainly; validation windows in batches of (b, T + 1); its checkpoint; the data's name."""
-    checkpoint = load_checkpoint(path)
-    name = checkpoint["model_config"]["router"]
-    named = [x for x in (s.router or "").split(",") if ".py:" in name and router_name(x) == router_name(name)]
-    router = router_of(checkpoint, named[0] if named else None, ROUTERS)
-    model = load_model(checkpoint, GPT, GPTConfig, router=router, plain_read=True).to(device).eval()
+def validation(checkpoint: dict, path: str, s: RoutingConfig):
+    """s.windows validation windows (n, T + 1) of a run's data, or of --dataset, and the name of the data."""
     data = open_data(s.dataset or checkpoint["settings"]["dataset"])
     if known_as(described(data)) != known_as(checkpoint["tokenizer"]):
         raise UserError(f"the tokenizer of {data.path} is not the one of {path}: its weights would read other symbols. "
                         f"Give the run's own data with --dataset.")
-    T = model.config.seq_len
+    T, vocab_size = (checkpoint["model_config"][name] for name in ("seq_len", "vocab_size"))
     data.check_window(T, splits=("val",))
-    tokens = windows(data.val, eval_starts(len(data.val), T, s.windows), T, model.config.vocab_size)    # (n, T + 1)
-    return model, tokens.to(device).split(max(1, BATCH_TOKENS // T)), checkpoint, Path(data.path).name
+    return windows(data.val, eval_starts(len(data.val), T, s.windows), T, vocab_size), Path(data.path).name
 
 def first_model(checkpoint: dict, config: GPTConfig):
     """The model before its first step, made anew from the seed; None where it began from other weights."""
@@ -296,24 +288,29 @@ def first_model(checkpoint: dict, config: GPTConfig):
         torch.manual_seed(checkpoint["settings"]["seed"])
         return GPT(config).eval()
 
-def look_at(path: str, s: RoutingConfig, device: str) -> tuple[dict, list[dict], list[dict]]:
-    """What is measured of one run: how it was made; a row for each read; its ablations."""
-    model, batches, checkpoint, dataset = load(path, s, device)
-    config, settings, i = model.config, checkpoint["settings"], checkpoint["iter"]
-    run, seed = Path(path).resolve().name, settings["seed"]
-    cell = run.removesuffix(f"-s{seed}")
+def look_at(path: str, s: RoutingConfig, device: str) -> tuple[report.Run, list[dict], list[dict]]:
+    """A run, without its log; what is measured of it, a row for each read; its ablations."""
+    checkpoint = load_checkpoint(path)
+    settings, name = checkpoint["settings"], checkpoint["model_config"]["router"]
+    named = [x for x in (s.router or "").split(",") if ".py:" in name and router_name(x) == router_name(name)]
+    router = router_of(checkpoint, named[0] if named else None, ROUTERS)
+    model = load_model(checkpoint, GPT, GPTConfig, router=router, plain_read=True).to(device).eval()
+    config, folder, seed = model.config, Path(path).resolve(), settings["seed"]
+    tokens, dataset = validation(checkpoint, path, s)
+    batches = tokens.to(device).split(max(1, BATCH_TOKENS // config.seq_len))
+    cell = folder.name.removesuffix(f"-s{seed}")
     label = unquote(cell.removesuffix(f"-{config.n_layer}x{config.n_embd}").replace("+", ":"))          # as lab.sweep's
+    run = report.Run(label, config.n_layer, seed, checkpoint, [{"iter": checkpoint["iter"]}], [], folder)
+
     loss, reads = measure(model, batches)
-    facts = {"label": label, "cell": cell, "run": run, "router": router_name(config.router), "n_layer": config.n_layer,
-             "n_embd": config.n_embd, "seed": seed, "iter": i, "dataset": dataset,
-             "tokens": sum(batch[:, 1:].numel() for batch in batches), "loss": loss}
     first = first_model(checkpoint, config)
     before = measure(first.to(device), batches)[1] if first else [{} for _ in reads]
+    facts = {"label": label, "cell": cell, "run": folder.name, "router": router_name(name), "n_layer": config.n_layer,
+             "n_embd": config.n_embd, "seed": seed, "iter": checkpoint["iter"], "dataset": dataset,
+             "tokens": tokens[:, 1:].numel(), "loss": loss}
     rows = [facts | read | {f"{name}_first": x for name, x in then.items() if name.endswith(("rms", "passed"))}
             for read, then in zip(reads, before)]
-    made = {k: v for k, v in settings.items() if k not in {*NO_MATTER, "seed"}} | checkpoint.get("fingerprint", {}) | {
-        "iter": i}
-    return made, rows, [facts | a for a in ablate(model, batches, reads, s.ablate)] if s.ablate else []
+    return run, rows, [facts | a for a in ablate(model, batches, reads)] if s.ablate else []
 
 def look_at_all(paths: list[str], s: RoutingConfig, device: str) -> tuple["pd.DataFrame", "pd.DataFrame"]:
     """The rows and the ablations of runs, and of every run in a folder; a note on those in it that cannot be measured.
@@ -322,24 +319,22 @@ def look_at_all(paths: list[str], s: RoutingConfig, device: str) -> tuple["pd.Da
     for path in paths:
         inside = [] if (Path(path) / "ckpt.pt").exists() else sorted(Path(path).glob("*/ckpt.pt"))
         runs |= {str(p.parent): True for p in inside} or {path: False}
-    frame, ablations, cells = [], [], {}
+    frame, ablations, cells = [], [], defaultdict(list)
     for path, inside in tqdm(runs.items(), disable=None, leave=False, unit="run"):
         try:
-            made, rows, masks = look_at(path, s, device)
-            if inside and made["iter"] < made["max_iters"]:
+            run, rows, masks = look_at(path, s, device)
+            if inside and not run.done:
                 raise UserError(f"{path} has not ended.")
         except UserError as e:
             if not inside:
                 raise
             tqdm.write(f"left out: {e}", file=sys.stderr)
             continue
-        cell, seed = rows[0]["cell"], rows[0]["seed"]
-        others = cells.setdefault(cell, {})
-        for other, theirs in others.items():
-            if wrong := ["seed"] * (other == seed) or [k for k in made | theirs if made.get(k) != theirs.get(k)]:
-                what = "has one seed twice" if other == seed else f"has runs that differ in {wrong[0]}"
-                raise UserError(f"{path}: its cell {cell} {what}; compare them apart.")
-        others[seed] = made
+        for other in cells[rows[0]["cell"]]:
+            if why := (other.seed == run.seed and "one seed twice" or other.evals != run.evals and "other iterations"
+                       or report.unlike(run, other, one_cell=True)):
+                raise UserError(f"{path} and {other.folder} are no runs of one cell: {why}. Compare them apart.")
+        cells[rows[0]["cell"]].append(run)
         frame += rows
         ablations += masks
     if not frame:
@@ -372,16 +367,10 @@ def main(argv) -> None:
         raise UserError(f"--windows is {s.windows}; it must be 1 or more.")
     if sum(map(bool, (one, several, s.out_dir))) > 1:
         raise UserError("name one run, or several after --compare: python -m lab.routing --compare RUN RUN.")
-    if s.ablate not in (None, "all", "each"):
-        raise UserError(f"--ablate is {s.ablate!r}; it must be all or each.")
     for name in ("csv", "png", "rms_png"):                                      # before the work, not after
         if getattr(s, name) and not Path(getattr(s, name)).resolve().parent.is_dir():
             raise UserError(f"--{name} {getattr(s, name)}: there is no such folder.")
     report.needed()
-    try:
-        plt = report.pyplot() if s.png or s.rms_png else None
-    except ImportError:
-        raise UserError("--png and --rms_png need matplotlib: pip install matplotlib.") from None
     settle_kernels()
 
     paths = several or [one or s.out_dir or str(newest_run())]
@@ -398,9 +387,9 @@ def main(argv) -> None:
             flat = frame.map(lambda x: json.dumps(x) if isinstance(x, list) else x)
             flat.to_csv(f, index=False, float_format="%.6g", lineterminator="\n")
     if s.png:
-        report.save(plt, s.png, routing_report.choices(plt, frame))
+        report.save(s.png, routing_report.choices(frame))
     if s.rms_png:
-        report.save(plt, s.rms_png, routing_report.lines(plt, frame, routing_report.REACHING))
+        report.save(s.rms_png, routing_report.lines(frame, routing_report.REACHING))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 
-from lab.report import MARKS, paired, pd, signed, table
+from lab.report import MARKS, Figure, matplotlib, paired, pd, signed, table
 from nanodepth.files import UserError
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -70,10 +70,10 @@ def ablation_text(ablations: "pd.DataFrame") -> str:
         return "Nothing to mask: no read has a choice.\n"
     text = "A source masked out, the rest renormalised; effect: the loss minus that without a mask, nats a token\n"
     for cell, masks in ablations.groupby("cell", sort=False):
-        groups = sorted(masks.groupby(["source", "masked in"], sort=False), key=lambda x: -x[1]["effect"].mean())
+        groups = sorted(masks.groupby(["source", "reads"], sort=False), key=lambda x: -x[1]["effect"].mean())
         forms = {"weight": number, "loss": "{:.4f}".format, "effect": signed}
         rows = [[*names, *(with_interval(x[name], form) for name, form in forms.items())] for names, x in groups]
-        text += f"\n{with_n(cell, masks['run'].nunique())}\n\n" + table(["source", "masked in", *forms], rows)
+        text += f"\n{with_n(cell, masks['run'].nunique())}\n\n" + table(["source", "masked in reads", *forms], rows)
     return text
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -90,15 +90,15 @@ REACHING = {"rms_first": ("rms of h_l, first weights", {"yscale": "log"}, {}),
             "passed_first": ("share that passes the norm's epsilon, first weights", {"ylim": (0, 1.05)}, {}),
             "passed": ("share that passes the norm's epsilon, trained", {"ylim": (0, 1.05)}, {})}
 
-def lines(plt, frame: "pd.DataFrame", columns: dict, figure=None):
+def lines(frame: "pd.DataFrame", columns: dict, figure=None):
     """A row of axes for each size of model, a column for each measure there is: by layer, the mean of every cell over
     the seeds that all have, in a band of its interval. columns: {measure: (title, settings of axis, references)}."""
     columns = {name: column for name, column in columns.items() if name in frame and frame[name].notna().any()}
     if not columns:
         raise UserError("--png: no read has a choice here; --rms_png draws what a router hands on.")
     sizes, labels = frame.groupby(["n_layer", "n_embd"]), list(dict.fromkeys(frame["label"]))
-    colours = plt.get_cmap("viridis")(np.linspace(0, 0.75, len(labels)))
-    figure = figure or plt.figure(figsize=(4.3 * len(columns), 1.2 + 3 * len(sizes)), layout="constrained")
+    colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.75, len(labels)))
+    figure = figure or Figure(figsize=(4.3 * len(columns), 1.2 + 3 * len(sizes)), layout="constrained")
     axes, legend = figure.subplots(len(sizes), len(columns), squeeze=False), {}
     for row, ((n_layer, n_embd), size) in zip(axes, sizes):
         seeds = sorted(set.intersection(*(set(part["seed"]) for _, part in size.groupby("label"))))
@@ -143,8 +143,7 @@ def lines(plt, frame: "pd.DataFrame", columns: dict, figure=None):
 def maps(figure, frame: "pd.DataFrame") -> None:
     """The weights of one run: reads down, the same in every map of attention, sources across; hatched where a read does
     not have the source."""
-    from matplotlib.colors import PowerNorm
-    frame = frame[frame["n"] > 0]                                               # where mixes are added the head reads not
+    frame = frame[frame["n"] > 0]                                               # the head may read nothing
     names = list(dict.fromkeys(name for names in frame["sources"] for name in names))
     names.sort(key=lambda name: name.startswith("PC"))                          # the block in progress last
     attention = (frame["read"] % 2 == 0) & (frame["read"] < 2 * frame["n_layer"])
@@ -161,7 +160,7 @@ def maps(figure, frame: "pd.DataFrame") -> None:
     for axis, (title, (rows, weights)) in zip(figure.subplots(1, len(shown)), shown.items()):
         reach = np.nanmax(np.abs(weights)) or 1
         signs = {"cmap": "cividis", "vmin": -reach, "vmax": reach}
-        style = signs if "minus" in title else {"norm": PowerNorm(0.5, 0, 1)}
+        style = signs if "minus" in title else {"norm": matplotlib.colors.PowerNorm(0.5, 0, 1)}
         axis.patch.set(facecolor="white", edgecolor="0.8", hatch="////")
         image = axis.imshow(weights, aspect="auto", interpolation="nearest", **style)
         for ticks, words in ((axis.set_xticks, names), (axis.set_yticks, rows)):
@@ -171,14 +170,14 @@ def maps(figure, frame: "pd.DataFrame") -> None:
         axis.set_title(title, fontsize=9)
         axis.figure.colorbar(image, ax=axis, orientation="horizontal", shrink=0.9, pad=0.02).ax.tick_params(labelsize=7)
 
-def choices(plt, frame: "pd.DataFrame"):
+def choices(frame: "pd.DataFrame"):
     """What reads choose, by layer; of a single run its weights above."""
     chosen = frame[frame["choice"]]
     if frame["run"].nunique() > 1 or chosen.empty:
-        return lines(plt, chosen, CHOICES)
-    figure, r = plt.figure(figsize=(17, 10.5), layout="constrained"), frame.iloc[0]
+        return lines(chosen, CHOICES)
+    figure, r = Figure(figsize=(17, 10.5), layout="constrained"), frame.iloc[0]
     figure.suptitle(f"{r['run']}: {r['router']}, {r['n_layer']} layers of {r['n_embd']}", fontsize=10)
     above, below = figure.subfigures(2, 1, height_ratios=[1.5, 1])
     maps(above, frame)
-    lines(plt, chosen, CHOICES, below)
+    lines(chosen, CHOICES, below)
     return figure

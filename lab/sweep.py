@@ -191,13 +191,6 @@ def hold(cell: Cell) -> contextlib.ExitStack | None:
         with lock(cell.folder, "a run by hand has it"):                 # train.py's own lock
             return held.pop_all()
 
-def alone(folder: Path) -> lock:
-    """The folder's tables for this sweep alone, as soon as another has written its own."""
-    while True:
-        with contextlib.suppress(UserError):
-            return lock(folder, "another sweep has it", ".lock-tables")
-        time.sleep(0.1)
-
 class Job:
     """A cell's run, in a process of its own. What it says is in output.txt in its folder, and stays when it fails."""
 
@@ -317,14 +310,14 @@ def main(argv) -> None:
         cells = plan(sweep, given)
         waiting = todo(cells)
         out_dir.mkdir(parents=True, exist_ok=True)
-        with alone(out_dir), atomic_write(out_dir / "sweep.json") as f:
+        with lock(out_dir, None, ".lock-tables"), atomic_write(out_dir / "sweep.json") as f:
             json.dump(vars(sweep) | {"train": given}, f, indent=1)
         failed = run_cells(cells, waiting, sweep.jobs)
     if not failed or len(failed) < len(cells):
         only = {named(x)[1] for x in sweep.routers.split(",")} if sweep.report and sweep.routers else None
         if not out_dir.is_dir():
             raise UserError(f"there is no folder {out_dir}.")
-        with alone(out_dir):
+        with lock(out_dir, None, ".lock-tables"):                       # one sweep at a time
             print("\n" + report(out_dir, sweep.baseline, only))
     if failed:
         first = next(iter(failed))

@@ -93,14 +93,15 @@ def sync_folder(folder) -> None:
 class lock:
     """One process at a time in a folder: held from now on, until `with` or release() ends it, or the process ends.
 
-    UserError with the sentence `refused` when another holds it. A file system without locks goes without.
+    When another holds it: UserError with the sentence `refused`, or, without one, its end is waited for. A file system
+    without locks goes without.
     """
 
-    def __init__(self, folder, refused: str, name: str = ".lock"):
+    def __init__(self, folder, refused: str | None, name: str = ".lock"):
         self.path = Path(folder) / name
         self.held = FileLock(self.path, fallback_to_soft=False)
         try:
-            self.held.acquire(timeout=0)
+            self.held.acquire(timeout=0 if refused else -1)
         except Timeout:
             raise UserError(refused) from None
         except (OSError, NotImplementedError) as e:

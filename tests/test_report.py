@@ -2,7 +2,6 @@
 import json
 import math
 import shutil
-import sys
 from unittest import mock
 
 import numpy as np
@@ -302,27 +301,17 @@ def test_without_pandas_a_sentence_before_anything(runs, monkeypatch):
         sweep.main(["--out_dir", str(runs / "new")])
     assert not (runs / "new").exists()
 
-def test_tables_without_matplotlib(runs, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    tell(runs, drawn=True)
-    assert "no pictures without matplotlib (pip install matplotlib, then --report" in capsys.readouterr().out
-    assert not list(runs.glob("*.png"))
-
-def test_pictures(runs, capsys):
+def test_pictures(runs, monkeypatch):
     """What is drawn is what the tables say, and no mean of other seeds is beside the rest."""
-    plt = pytest.importorskip("matplotlib.pyplot")
     fake_run(runs, "block", 8, 0, BLOCK[0])
     fake_run(runs, "wav", 8, 0, WAV[0])
     fake_run(runs, "rd", 4, 0, WAV[0])                                  # one seed of three
-    drawn = {}
-    close, plt.close = plt.close, lambda figure: drawn.setdefault(len(drawn), figure)
-    try:
-        tell(runs, drawn=True)
-    finally:
-        plt.close = close
+    drawn, save = {}, report.save
+    monkeypatch.setattr(report, "save", lambda path, figure: save(path, drawn.setdefault(path.name, figure)))
+    tell(runs, drawn=True)
     for name in ("depth.png", "curves.png"):
         assert (runs / name).read_bytes().startswith(b"\x89PNG") and (runs / name).stat().st_size > 10000
-    curves, depth = drawn[0], drawn[1]
+    curves, depth = drawn["curves.png"], drawn["depth.png"]
     assert depth.get_suptitle() == "tiny, 2,000 tokens, width 16"
     texts = [t.get_text() for t in depth.legends[0].get_texts()]
     assert texts == ["block", "rd, n = 1", "wav, n = 3, 1"]
@@ -337,4 +326,3 @@ def test_pictures(runs, capsys):
     half = 4.302653 * 0.1 / math.sqrt(3)
     band = curves.axes[2].collections[1].get_paths()[0].vertices        # rd's is the first
     assert band[:, 1].max() == pytest.approx(half, rel=1e-5)
-    plt.close("all")

@@ -260,10 +260,8 @@ def test_a_masked_source_has_weight_0_and_the_others_are_renormalised():
 def test_ablations_put_weight_and_effect_side_by_side():
     model, batch = model_of("attnres", scale=1.0), tokens()
     reads = measure(model, [batch])
-    every = routing.ablate(model, [batch], reads, "all")
-    assert {r["source"]: r["masked in"] for r in every} == {
-        "e": "6 reads", "u0": "6 reads", "u1": "5 reads", "u2": "4 reads", "u3": "3 reads", "u4": "2 reads",
-        "u5": "1 read"}
+    every = routing.ablate(model, [batch], reads)
+    assert {r["source"]: r["reads"] for r in every} == {"e": 6, "u0": 6, "u1": 5, "u2": 4, "u3": 3, "u4": 2, "u5": 1}
     e = next(r for r in every if r["source"] == "e")
     assert e["weight"] == pytest.approx(sum(read["weights"][0] for read in reads[1:]) / 6)
     # without e everywhere: read 1 sees u0 alone, and so on; the same by a router that is told so
@@ -275,15 +273,12 @@ def test_ablations_put_weight_and_effect_side_by_side():
     assert e["loss"] == pytest.approx(biased(batch[:, :-1], batch[:, 1:])[1].item(), abs=1e-6)
     assert e["effect"] == pytest.approx(e["loss"] - base, abs=1e-6)
 
-    each = routing.ablate(model, [batch], reads, "each")
-    assert len(each) == 2 + 3 + 4 + 5 + 6 + 7 and sum(r["masked in"] == "head" for r in each) == 7
-
 def test_delta_has_nothing_to_choose_at_its_first_sublayer():
     model = model_of("delta", n_layer=2, null_source=True)
     reads = measure(model, [tokens()])
     assert reads[0]["sources"] == ["null", "e"] and [read["choice"] for read in reads] == [False, True, True, True]
-    masks = routing.ablate(model, [tokens()], reads, "each")
-    assert {mask["masked in"] for mask in masks} == {"mlp 0", "attn 1", "mlp 1"}
+    masks = routing.ablate(model, [tokens()], reads)
+    assert {mask["source"]: mask["reads"] for mask in masks} == {"null": 3, "e": 3, "u0": 3, "u1": 2, "u2": 1}
 
 # ---------------------------------------------------------------------------------------------------------------------
 # the script
@@ -308,10 +303,9 @@ def csv(path):
     return frame
 
 def test_one_run(runs, tmp_path, capsys):
-    pytest.importorskip("matplotlib")
     rd = runs / "rd-2x16-s0"
     routed(rd, "--csv", tmp_path / "r.csv", "--png", tmp_path / "r.png", "--rms_png", tmp_path / "h.png",
-           "--ablate", "all")
+           "--ablate")
     out, reads = capsys.readouterr().out, csv(tmp_path / "r.csv")
     first = {"label": "rd", "cell": "rd-2x16", "run": "rd-2x16-s0", "router": "rd", "n_layer": 2, "n_embd": 16, "seed": 0,
              "iter": 3, "dataset": "tiny", "tokens": 8 * 16, "name": "attn 0", "n": 1, "choice": False}
@@ -323,11 +317,11 @@ def test_one_run(runs, tmp_path, capsys):
         "| attn 0", "| mlp 0", "| attn 1", "| mlp 1", "| head"]
     assert all(f"\n| {source} | " in out.split("A source masked")[1] for source in ("e", "C0", "C1", "PC"))
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("r.png", "h.png"))
-    routed("--out_dir", rd, "--ablate", "all")
+    routed("--out_dir", rd, "--ablate")
     assert capsys.readouterr().out == out
 
 def test_a_router_that_does_not_read_depth_has_its_inputs(runs, capsys):
-    routed(runs / "residual-2x16-s0", "--ablate", "all")
+    routed(runs / "residual-2x16-s0", "--ablate")
     out = capsys.readouterr().out
     assert out.endswith("Nothing to mask: no read has a choice.\n")
     assert "residual has no depth read" in out and "| read | sources | rms at first | rms | passed at first | passed |" in out
@@ -350,10 +344,10 @@ def test_comparison(runs, tmp_path, capsys):
     """Means over seeds with their intervals, and those of effects; t of one degree of freedom is 12.706."""
     few = [runs / name for name in ("rd-2x16-s0", "rd-2x16-s1", "cumulative-2x16-s0")]
     for run in few:                                                     # each alone, for what they are means of
-        routed(run, "--ablate", "all", "--csv", tmp_path / f"{run.name}.csv")
+        routed(run, "--ablate", "--csv", tmp_path / f"{run.name}.csv")
     alone = [out.split("A source masked")[1] for out in capsys.readouterr().out.split("validation tokens")[1:]]
-    effects = [float(re.search(r"\| e \| 4 reads .* ([+-][\d.]+) \|", text)[1]) for text in alone[:2]]
-    routed("--compare", *few, "--ablate", "all", "--csv", tmp_path / "c.csv")
+    effects = [float(re.search(r"\| e \| 4 .* ([+-][\d.]+) \|", text)[1]) for text in alone[:2]]
+    routed("--compare", *few, "--ablate", "--csv", tmp_path / "c.csv")
     out, reads = capsys.readouterr().out, csv(tmp_path / "c.csv")
     assert list(reads.run.unique()) == [path.name for path in few]
     assert reads.cell.tolist() == ["rd-2x16"] * 10 + ["cumulative-2x16"] * 5
@@ -367,7 +361,7 @@ def test_comparison(runs, tmp_path, capsys):
         assert float(mean) == pytest.approx((a + b) / 2, rel=0.06)     # two digits, where it is small
         assert float(bar) == pytest.approx(12.7062 * abs(a - b) / 2, rel=0.06)
         assert not one or float(other[0][0]) == pytest.approx(one[0], abs=6e-4)
-    mean, bar = re.search(r"\| e \| 4 reads .* ([+-][\d.]+) ± ([\d.]+) \|\n", out).groups()
+    mean, bar = re.search(r"\| e \| 4 .* ([+-][\d.]+) ± ([\d.]+) \|\n", out).groups()
     assert float(mean) == pytest.approx(sum(effects) / 2, abs=2e-4)     # of rounded figures
     assert float(bar) == pytest.approx(12.7062 * abs(effects[0] - effects[1]) / 2, abs=2e-3)
     assert reads.sources[14] == ["e", "h1", "h2", "h3", "h4"]
@@ -389,10 +383,14 @@ def test_only_equal_runs_are_one_cell(runs, data, tmp_path):
     """Runs of one name that differ in more than their seed have no common mean."""
     go("--dataset", data, "--router", "rd", "--out_dir", tmp_path / "rd-2x16-s2", "--max_iters", 3, "--router_lr", 0.1,
        "--seed", 2)
-    wrong("its cell rd-2x16 has runs that differ in router_lr; compare them apart.", "--compare", runs / "rd-2x16-s0",
+    wrong("are no runs of one cell: router_lr 0.1, not 0.5. Compare them apart.", "--compare", runs / "rd-2x16-s0",
           tmp_path / "rd-2x16-s2")
+    unended = checkpoint(tmp_path / "rd-2x16-s2")
+    unended["iter"] = 2
+    torch.save(unended, tmp_path / "rd-2x16-s2" / "ckpt.pt")
+    wrong("one cell: other iterations", "--compare", runs / "rd-2x16-s0", tmp_path / "rd-2x16-s2")
     shutil.copytree(runs / "rd-2x16-s0", tmp_path / "rd-2x16-s0")
-    wrong("its cell rd-2x16 has one seed twice", "--compare", runs / "rd-2x16-s0", tmp_path / "rd-2x16-s0")
+    wrong("are no runs of one cell: one seed twice", "--compare", runs / "rd-2x16-s0", tmp_path / "rd-2x16-s0")
 
 def test_intervals_over_seeds_by_hand():
     import pandas as pd
@@ -401,11 +399,9 @@ def test_intervals_over_seeds_by_hand():
     assert shows.with_interval(pd.Series([0.5])) == "0.500" and shows.with_interval(pd.Series([math.nan])) == ""
 
 def test_pictures_show_what_was_measured(runs, tmp_path):
-    pytest.importorskip("matplotlib")
-    plt = report.pyplot()
     routed(runs / "rd-2x16-s0", "--csv", tmp_path / "r.csv")
     frame = csv(tmp_path / "r.csv")
-    figure = shows.choices(plt, frame)
+    figure = shows.choices(frame)
     qk, v, gap, mlps = (image.get_array() for axis in figure.axes for image in axis.get_images())
     assert qk.shape == v.shape == gap.shape == (2, 4) and mlps.shape == (3, 4)  # rows of layers; e, C0, C1, PC
     weights, v_weights = frame.weights[2], frame.v_weights[2]
@@ -413,12 +409,11 @@ def test_pictures_show_what_was_measured(runs, tmp_path):
     assert gap[1].tolist() == [b - a for a, b in zip(weights, v_weights)] + [None, None]
     texts = {text.get_text() for axis in figure.axes for text in axis.texts}
     assert texts == {"0.2\ncumulative,\ndeep layers", "0.6\ndelta", "0.218\nRD's paper"}
-    figure = shows.lines(plt, report.pd.concat([frame, frame.assign(seed=1, run="other")]), shows.REACHING)
+    figure = shows.lines(report.pd.concat([frame, frame.assign(seed=1, run="other")]), shows.REACHING)
     line = next(line for line in figure.axes[1].get_lines() if line.get_label() == "rd")
     assert line.get_xydata().tolist() == [[0, frame.rms[0]], [1, frame.rms[2]]]
     assert len(figure.axes) == 4 and "2 layers of 16, seeds 0, 1" in figure.axes[0].get_title()
     assert [line.get_linestyle() for line in figure.axes[1].get_lines()] == ["-", "--", ":"]   # attention, MLPs, values
-    plt.close("all")
 
 def test_sources_without_a_checkpoint(tmp_path, capsys):
     routing.main(["--sources", "wav", "--n_layer", "2", "--n_blocks", "1", "--details", "split"])
@@ -452,10 +447,9 @@ def wrong(message, *argv):
 
 def test_pictures_of_a_router_that_adds_with_routes_far_apart(data, tmp_path, monkeypatch):
     """Its head reads nothing; a divergence above the paper's is inside its axis."""
-    plt = pytest.importorskip("matplotlib.pyplot")
     go("--dataset", data, "--router", "delta", "--decouple_v", "--out_dir", tmp_path / "delta-2x16-s0", "--max_iters", 1)
     drawn = []
-    monkeypatch.setattr(report, "save", lambda plt, path, figure: drawn.append(figure))
+    monkeypatch.setattr(report, "save", lambda path, figure: drawn.append(figure))
     monkeypatch.setattr(routing, "js_divergence", lambda p, q: p[0] * 0 + 0.6)
     routed(tmp_path / "delta-2x16-s0", "--png", tmp_path / "d.png")
     maps = [axis for axis in drawn[0].axes if axis.get_images()]
@@ -463,7 +457,6 @@ def test_pictures_of_a_router_that_adds_with_routes_far_apart(data, tmp_path, mo
     assert [label.get_text() for label in maps[-1].get_yticklabels()] == ["mlp 0", "mlp 1"]
     js = next(axis for axis in drawn[0].axes if "divergence" in axis.get_title())
     assert js.get_ylim()[0] == 0 and 0.6 < js.get_ylim()[1] < 0.7
-    plt.close("all")
 
 def test_what_a_user_can_get_wrong(runs, data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -476,7 +469,7 @@ def test_what_a_user_can_get_wrong(runs, data, tmp_path, monkeypatch):
     wrong("name one run, or several after --compare", rd, "--compare", rd)
     wrong("name one run, or several after --compare", rd, "--out_dir", rd)
     wrong("--n_layer is a flag of a model; it goes with --sources", rd, "--n_layer", 2)
-    wrong("--ablate is 'e'; it must be all or each.", rd, "--ablate", "e")
+    wrong("--ablate is 'e'; it must be true or false.", rd, "--ablate", "e")
     wrong("there is no data set data/gone", rd, "--dataset", "gone")
     wrong("--csv no/r.csv: there is no such folder.", rd, "--csv", "no/r.csv")
     damaged = tmp_path / "damaged"
@@ -485,10 +478,8 @@ def test_what_a_user_can_get_wrong(runs, data, tmp_path, monkeypatch):
     wrong("is damaged, or not a checkpoint", damaged)
     wrong("the tokenizer of", rd, "--dataset", other_data(tmp_path))
     assert not list(tmp_path.glob("*.png")) + list(tmp_path.glob("*.tmp"))
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    wrong("--png and --rms_png need matplotlib: pip install matplotlib", rd, "--png", "x.png")
     monkeypatch.setattr(report, "pd", None)
-    wrong("The tables need pandas and scipy: pip install -r requirements-extra.txt", rd)
+    wrong("Tables and pictures need pandas, scipy and matplotlib: pip install -r requirements-extra.txt", rd)
 
 def other_data(folder):
     from prepare_data import prepare
