@@ -61,17 +61,19 @@ def training(bench: BenchConfig, config: GPTConfig):
         return loss.item()                                      # waits for a card
     return model, step
 
-def begin(bench: BenchConfig, config: GPTConfig) -> None:
-    """Make this process's model, and take its first step: compilation, allocations, optimizer state."""
-    global measured
+def begin(bench: BenchConfig, config: GPTConfig) -> int:
+    """Make this process's model, and take its first step: compilation, allocations, optimizer state. Returns the number
+    of parameters."""
+    global device, step
     threading.Thread(target=end_with_the_parent, daemon=True).start()
     keep_freed_memory()
     settle_kernels()
     torch.set_float32_matmul_precision("high")
     own_router(config.router, ROUTERS)                          # this is another process
     try:
-        measured = bench.device, *training(bench, config)
-        measured[2]()
+        device, (model, step) = bench.device, training(bench, config)
+        step()
+        return model.num_params()
     except RuntimeError as e:                                   # a compiler's errors do not travel between processes
         raise RuntimeError(f"{type(e).__name__}: {str(e).strip().splitlines()[0][:200]}") from None
 
@@ -79,15 +81,11 @@ def end_with_the_parent() -> None:
     multiprocessing.parent_process().join()
     os._exit(1)
 
-def turn() -> float:
-    """The seconds of one step."""
+def turn() -> tuple[float, float]:
+    """The seconds of one step, and the process's peak memory in MiB."""
     start = time.perf_counter()
-    measured[2]()
-    return time.perf_counter() - start
-
-def size() -> tuple[float, int]:
-    """The peak memory in MiB, and the number of parameters."""
-    return peak_mem_mb(measured[0]) or math.nan, measured[1].num_params()
+    step()
+    return time.perf_counter() - start, peak_mem_mb(device) or math.nan
 
 # ---------------------------------------------------------------------------------------------------------------------
 
@@ -99,21 +97,20 @@ def pair(bench: BenchConfig, configs: list[GPTConfig], bar) -> dict:
         handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # which a child inherits: Ctrl-C is for this process
         begun = [pool.submit(begin, bench, config) for pool, config in zip(pools, configs)]
         signal.signal(signal.SIGINT, handler)
-        for one in begun:
-            one.result()
-        seconds = [], []
+        base_params, params = (one.result() for one in begun)
+        turns = [], []
         for i in range(bench.rounds):
             for which in (0, 1) if i % 2 == 0 else (1, 0):      # neither is always the first of the two
-                seconds[which].append(pools[which].submit(turn).result())
+                turns[which].append(pools[which].submit(turn).result())
             bar.update()
-        (base_mem, base_params), (mem, params) = (pool.submit(size).result() for pool in pools)
     finally:
         for pool in pools:
             pool.shutdown(cancel_futures=True)
-    ratio = statistics.median(a / b for a, b in zip(*seconds))
-    return {"baseline_seconds": seconds[0], "seconds": seconds[1], "ratio": ratio, "peak_mem_mb": mem,
-            "baseline_peak_mem_mb": base_mem, "memory_ratio": mem / base_mem, "params": params,
-            "baseline_params": base_params}
+    (base_seconds, base_mem), (seconds, mem) = ([*zip(*taken)] for taken in turns)
+    return {"baseline_seconds": base_seconds, "seconds": seconds, "peak_mem_mb": mem[-1],
+            "baseline_peak_mem_mb": base_mem[-1], "params": params, "baseline_params": base_params,
+            "ratio": statistics.median(a / b for a, b in zip(base_seconds, seconds)),
+            "memory_ratio": mem[-1] / base_mem[-1]}
 
 def spread(values: list[float], form: str) -> str:
     """Median, and in brackets the least and the most."""

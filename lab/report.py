@@ -43,8 +43,7 @@ class Run:
     depth: int
     seed: int
     config: dict                         # config.json
-    evals: list[dict]                    # evaluation lines of log.jsonl
-    steps: list[dict]                    # training lines
+    evals: list[dict]                    # the evaluations in log.jsonl
     folder: Path
     odd: str | None = None               # how it differs from most runs of its cell, so that it counts in no mean
 
@@ -89,9 +88,8 @@ def read_run(folder: Path) -> Run | None:
                  if "n_layer" not in v and convert(KINDS[k], v, k) != s[k]]
         with open(folder / "log.jsonl", "rb") as f:
             lines = [json.loads(line) for line in f if iter_of(line) < math.inf]
-        evals, steps = ([x for x in lines if key in x] for key in ("val_loss", "loss"))
-        run = Run(label, s["n_layer"], s["seed"], config, evals, steps, folder)
-        run.row(evals[-1] if evals else {})
+        run = Run(label, s["n_layer"], s["seed"], config, [x for x in lines if "val_loss" in x], folder)
+        run.row({})
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"{folder} is damaged: its config.json or log.jsonl cannot be read. "
                         f"Delete it and run it again.") from None
@@ -304,9 +302,7 @@ def report(out_dir: Path, baseline: str, only: set[str] | None = None) -> str:
     told = [x for x in every if x is None or x == 0 and any(r.mark.get("start") for r in runs)]
     cells, found = (pd.concat(frames) for frames in zip(*((means(runs, baseline, x), every[x]) for x in told)))
     trend = trends(pairs(runs, baseline))
-    steps = [pd.DataFrame(r.steps, columns=["tok_per_s", "peak_mem_mb", "elapsed_s"]).astype(float) for r in runs]
-    frames = {"results": pd.DataFrame([r.row(r.evals[-1]) | {"tok_per_s": x.tok_per_s.median(), **x.iloc[:, 1:].max()}
-                                       for r, x in zip(runs, steps) if r.done]),
+    frames = {"results": pd.DataFrame([r.row(r.evals[-1]) for r in runs if r.done]),
               "evaluations": pd.DataFrame([r.row(line) for r in runs for line in r.evals]),
               "pairs": pd.concat(every.values())}
     for name, frame in frames.items():

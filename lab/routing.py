@@ -27,7 +27,7 @@ import json
 import math
 import sys
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from urllib.parse import unquote
@@ -221,39 +221,32 @@ def ablate(model, batches, reads: list[dict]) -> list[dict]:
 
 def made_of(config: GPTConfig) -> dict[int, dict[str, str]]:
     """{read: {source: what it is the sum of}}, found by running the router on toy sublayers: e and their updates are
-    random, so that a source tells how often it holds each. Of a sublayer that reads no depth, its input h."""
-    router, head, found = ROUTERS[config.router](config), 2 * config.n_layer, {}
-    labels, T = ["e", *(f"u{l}" for l in range(head))], 9 + 2 * head // config.n_embd           # more equations
-    parts = torch.randn(1 + head, 1, T, config.n_embd, generator=torch.Generator().manual_seed(0))     # than unknowns
-    A = parts.flatten(1).T.double()                                             # (T D, 1 + 2L)
+    orthonormal, so that a source's products with them say how often it holds each. Of a sublayer that reads no depth,
+    its input h."""
+    head, found = 2 * config.n_layer, {}
+    router = ROUTERS[config.router](replace(config, n_embd=head + 2, n_head=1, n_kv_head=1))
+    parts = torch.linalg.qr(torch.randn(head + 2, head + 2, generator=torch.Generator().manual_seed(0)))[0]
 
     def note(l, names, sources):
-        s = torch.stack(sources).flatten(1).T.double()                          # (T D, n)
-        amounts = torch.linalg.lstsq(A, s).solution                             # (1 + 2L, n)
-        exact = (A @ amounts - s).abs().amax(0) < 1e-3                          # sums of float32 are off by 1e-5
-        found[l] = {name: formula(c.tolist(), labels) if ok else "not a sum of e and updates"
-                    for name, c, ok in zip(names, amounts.T, exact)}
+        found.setdefault(l, {name: formula((parts @ s.flatten()).tolist()) for name, s in zip(names, sources)})
 
     def toy(l):
         def sublayer(h, h_v=None):
-            if l not in found:
-                note(l, ["h"], [h])
-            return parts[1 + l]
+            note(l, ["h"], [h])                                                 # unless its read is noted
+            return parts[1 + l].view(1, 1, -1)
         return sublayer
 
     with torch.no_grad(), Watch(router, lambda l, sources, _: note(l, source_names(router, l, len(sources)), sources)):
-        out = router(parts[0], [toy(l) for l in range(head)])
-        if head not in found:
-            note(head, ["h"], [out])
+        note(head, ["h"], [router(parts[0].view(1, 1, -1), [toy(l) for l in range(head)])])
     return dict(sorted(found.items()))
 
-def formula(amounts: list[float], labels: list[str]) -> str:
-    """'e + 0.5 u1 - u2'; five neighbours or more of one amount are shortened: 'u0 + u1 + .. + u11'."""
+def formula(amounts: list[float]) -> str:
+    """Of e, u0, u1, ..: 'e + 0.5 u1 - u2'; five neighbours or more of one amount are shortened: 'u0 + u1 + .. + u11'."""
     words = []
-    for x, part in groupby(range(len(labels)), key=lambda k: round(amounts[k], 3)):
+    for x, part in groupby(range(len(amounts)), key=lambda k: round(amounts[k], 3)):
         if x:
             sign, times = "+-"[x < 0], "" if abs(x) == 1 else f"{abs(x):g} "
-            terms = [f"{sign} {times}{labels[k]}" for k in part]
+            terms = [f"{sign} {times}{f'u{k - 1}' if k else 'e'}" for k in part]
             words += terms if len(terms) < 5 else [*terms[:2], f"{sign} ..", terms[-1]]
     return " ".join(words).removeprefix("+ ") or "0"
 
@@ -300,7 +293,7 @@ def look_at(path: str, s: RoutingConfig, device: str) -> tuple[report.Run, list[
     batches = tokens.to(device).split(max(1, BATCH_TOKENS // config.seq_len))
     cell = folder.name.removesuffix(f"-s{seed}")
     label = unquote(cell.removesuffix(f"-{config.n_layer}x{config.n_embd}").replace("+", ":"))          # as lab.sweep's
-    run = report.Run(label, config.n_layer, seed, checkpoint, [{"iter": checkpoint["iter"]}], [], folder)
+    run = report.Run(label, config.n_layer, seed, checkpoint, [{"iter": checkpoint["iter"]}], folder)
 
     loss, reads = measure(model, batches)
     first = first_model(checkpoint, config)

@@ -150,7 +150,7 @@ def todo(cells: list[Cell]) -> list[Cell]:
         if run := read_run(cell.folder):
             mark = run.mark and run.mark | now
             config = {"settings": s, "fingerprint": mark, "tokens_per_step": train.windows_a_step(s) * s["seq_len"]}
-            why = unlike(run, Run(cell.label, cell.depth, cell.seed, config, [], [], cell.folder), one_cell=True)
+            why = unlike(run, Run(cell.label, cell.depth, cell.seed, config, [], cell.folder), one_cell=True)
             if not why and run.mark.get("start") != cell.weights:
                 why = "other starting weights"
             if why:

@@ -94,7 +94,8 @@ def test_names_are_not_made_up(monkeypatch):
     monkeypatch.setitem(ROUTERS, "More", More)
     monkeypatch.setitem(ROUTERS, "Signs", Signs)
     of = lambda router: made_of(GPTConfig(n_embd=6, n_head=1, n_layer=2, n_blocks=1, router=router))
-    assert of("More")[2] == {"s0": "not a sum of e and updates", "s1": "e", "s2": "u0 + u1"}
+    more = of("More")[2]                                                # relu(e) is no sum, and looks like none
+    assert more.pop("s0").count("0.") > 3 and more == {"s1": "e", "s2": "u0 + u1"}
     assert of("Signs")[2] == {"s0": "e", "s1": "u0 + u1", "s2": "u0 + u1", "s3": "u0 + u1"}
 
 # ---------------------------------------------------------------------------------------------------------------------
