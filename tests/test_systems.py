@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 WINDOWS = """
 import sys
+import threading
 for name in ("fcntl", "resource", "pwd", "grp", "termios"):
     sys.modules[name] = None
 import os
@@ -97,6 +99,18 @@ def test_a_lock_is_one_process_s(tmp_path):
     code += "; import os; os.kill(os.getpid(), 9)" if hasattr(os, "kill") else ""
     subprocess.run([sys.executable, "-c", code], capture_output=True)
     lock(tmp_path, "busy").release()                            # the one that was killed holds it no more
+
+def test_a_lock_that_waits(tmp_path):
+    code = f"import sys, time; sys.path.insert(0, {str(ROOT)!r}); from nanodepth.files import lock; " \
+        f"held = lock({str(tmp_path)!r}, 'busy'); print('held', flush=True); sys.stdin.read(); held.release()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline().strip() == b"held"
+        ended = []
+        threading.Timer(0.5, lambda: [ended.append(True), process.stdin.close()]).start()
+        with lock(tmp_path, None):
+            assert ended
+        with pytest.raises(UserError, match="^busy$"), lock(tmp_path, None):
+            lock(tmp_path, "busy")
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
 def test_a_stdout_that_is_not_utf8(tmp_path, encoding):
