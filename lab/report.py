@@ -289,7 +289,7 @@ def mean_table(cells: "pd.DataFrame", runs: list[Run]) -> str:
         notes += [] if c.alike else [f"other seeds than {' '.join(map(str, c.like))}: see the pairs"]
         rows.append([c.label, c.depth, f"{c.tokens:,}", " ".join(map(str, c.seeds)), f"{c.params:,.0f}",
                      f"{plain(c.mean)} ± {plain(c.bar)}", "; ".join(notes)])
-    return table(["router", "layers", "tokens", "seeds", "parameters", "val loss", "left out"], rows)
+    return table(["router", "layers", "tokens", "seeds", "parameters", "val loss", "note"], rows)
 
 def report(out_dir: Path, baseline: str, only: set[str] | None = None) -> str:
     """Write results.csv, evaluations.csv, pairs.csv, results.md and the pictures of the runs in out_dir, or of those

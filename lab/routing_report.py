@@ -90,49 +90,56 @@ REACHING = {"rms_first": ("rms of h_l, first weights", {"yscale": "log"}, {}),
             "passed_first": ("share that passes the norm's epsilon, first weights", {"ylim": (0, 1.05)}, {}),
             "passed": ("share that passes the norm's epsilon, trained", {"ylim": (0, 1.05)}, {})}
 
+def by_layer(axis, size: "pd.DataFrame", name: str, settings: dict, colours: dict) -> dict:
+    """A measure by layer, a mean over seeds: attention with markers, in a band of its interval, MLPs in dashes, and what
+    values read in dots. Returns {label: its line}."""
+    drawn, bands = {}, []
+    kinds = [("-", name, 0), ("--", name, 1), (":", f"v_{name}", 0)]
+    for (line, measure, parity), (k, label) in product(kinds, enumerate(colours)):
+        own = size[(size["label"] == label) & (size["read"] % 2 == parity) & (size["read"] < 2 * size["n_layer"])]
+        own = own.dropna(subset=measure) if measure in own else own[:0]
+        if own.empty:
+            continue
+        reads = own.groupby("read")
+        x, y, style = [l / 2 for l, _ in reads], pd.DataFrame(map(paired, (x for _, x in reads[measure]))), {}
+        if line == "-":
+            step = max(1, len(x) // 12)
+            style = {"marker": MARKS[k % len(MARKS)], "markersize": 4, "markevery": (k % step, step)}
+            bands.append((x, y["low"], y["high"], colours[label]))
+        one, = axis.plot(x, y["mean"], line, color=colours[label], label=label, linewidth=1, **style)
+        drawn.setdefault(label, one)
+        if name == "sharpness":                                                 # that of equal weights, in grey
+            axis.plot(x, reads["equal"].mean(), color="0.6", linewidth=0.8, zorder=1)
+    axis.set(**settings)
+    limits = axis.get_ylim()                                                    # few seeds make wide bands
+    for *band, colour in bands:
+        axis.fill_between(*band, color=colour, alpha=0.15, linewidth=0)
+    axis.set_ylim(limits)
+    return drawn
+
 def lines(frame: "pd.DataFrame", columns: dict, figure=None):
-    """A row of axes for each size of model, a column for each measure there is: by layer, the mean of every cell over
-    the seeds that all have, in a band of its interval. columns: {measure: (title, settings of axis, references)}."""
+    """A row of axes for each size of model, a column for each measure there is: `by_layer` of every cell, over the
+    seeds that all have. columns: {measure: (title, settings of axis, references)}."""
     columns = {name: column for name, column in columns.items() if name in frame and frame[name].notna().any()}
     if not columns:
         raise UserError("--png: no read has a choice here; --rms_png draws what a router hands on.")
-    sizes, labels = frame.groupby(["n_layer", "n_embd"]), list(dict.fromkeys(frame["label"]))
-    colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.75, len(labels)))
+    sizes, labels, legend = frame.groupby(["n_layer", "n_embd"]), list(dict.fromkeys(frame["label"])), {}
+    colours = dict(zip(labels, matplotlib.colormaps["viridis"](np.linspace(0, 0.75, len(labels)))))
     figure = figure or Figure(figsize=(4.3 * len(columns), 1.2 + 3 * len(sizes)), layout="constrained")
-    axes, legend = figure.subplots(len(sizes), len(columns), squeeze=False), {}
+    axes = figure.subplots(len(sizes), len(columns), squeeze=False)
     for row, ((n_layer, n_embd), size) in zip(axes, sizes):
         seeds = sorted(set.intersection(*(set(part["seed"]) for _, part in size.groupby("label"))))
         size = size[size["seed"].isin(seeds)] if seeds else size
         n = f"seeds {', '.join(map(str, seeds))}" if seeds else "each cell other seeds"
         for axis, (name, (title, settings, references)) in zip(row, columns.items()):
-            bands = []
-            kinds = [("-", name, 0), ("--", name, 1), (":", f"v_{name}", 0)]    # attention, MLPs, values
-            for (style, measure, parity), (k, label) in product(kinds, enumerate(labels)):
-                part = size[(size["label"] == label) & (size["read"] % 2 == parity) & (size["read"] < 2 * n_layer)]
-                part = part.dropna(subset=[measure]) if measure in size else part[:0]
-                if part.empty:
-                    continue
-                by_read = part.groupby("read")[measure]
-                x, y, markers = [l / 2 for l, _ in by_read], pd.DataFrame([paired(x) for _, x in by_read]), {}
-                if style == "-":
-                    step = max(1, len(x) // 12)
-                    markers = {"marker": MARKS[k % len(MARKS)], "markersize": 4, "markevery": (k % step, step)}
-                    bands.append((x, y["low"], y["high"], colours[k]))
-                drawn, = axis.plot(x, y["mean"], style, color=colours[k], label=label, linewidth=1, **markers)
-                legend.setdefault(label, drawn)
-                if name == "sharpness":                                         # that of equal weights, in grey
-                    axis.plot(x, part.groupby("read")["equal"].mean(), color="0.6", linewidth=0.8, zorder=1)
-            axis.set(**settings)
+            legend |= by_layer(axis, size, name, settings, colours)
             axis.set_title(f"{title}\n{n_layer} layers of {n_embd}, {n}", fontsize=8)
             axis.set_xlabel("layer", fontsize=8)
             axis.grid(alpha=0.3)
-            low, high = axis.get_ylim()                                         # few seeds make wide bands
-            for *band, colour in bands:
-                axis.fill_between(*band, color=colour, alpha=0.15, linewidth=0)
-            axis.set_ylim(low, max([high, *(1.1 * y for y in references)]))
             for y, text in references.items():                                  # thin, and named beside the axis
                 axis.axhline(y, color="0.4", linewidth=0.7, linestyle=(0, (1, 2)))
                 axis.annotate(text, (1, y), xycoords=("axes fraction", "data"), va="center", fontsize=6)
+            axis.set_ylim(top=max([axis.get_ylim()[1], *(1.1 * y for y in references)]))
     tokens, data, iterations = (" or ".join(map(str, sorted({*frame[name]}))) for name in ("tokens", "dataset", "iter"))
     figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=6, fontsize=8, title_fontsize=8,
                   title=f"Means over {tokens} validation tokens of {data} at iteration {iterations}, then over seeds, "
