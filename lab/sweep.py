@@ -289,9 +289,9 @@ def read_settings(argv) -> tuple[SweepConfig, dict]:
     if "report" in given:                                               # the sweep that made them said what to compare
         kept = Path(given["report"]) / "sweep.json"
         try:
-            was = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
-            given = {"routers": "", **{k: was[k] for k in ("baseline",) if k in was}, **given}
-        except (ValueError, TypeError):
+            was = json.loads(kept.read_text(encoding="utf-8"))["baseline"] if kept.exists() else SweepConfig.baseline
+            given = {"routers": "", "baseline": was, **given}
+        except (ValueError, TypeError, KeyError):
             raise UserError(f"{kept} is damaged; delete it, and give --baseline.") from None
     sweep = SweepConfig(**{name: given.pop(name) for name in own if name in given})
     check_named(sweep.routers, flags.get("routers"), config, "routers")
