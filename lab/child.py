@@ -12,7 +12,7 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)
 def end_with_the_sweep() -> None:
     os.read(0, 1)                                                       # returns at the end of the pipe
     signal.raise_signal(signal.SIGTERM)                                 # train.py saves after its step
-    time.sleep(60)
+    time.sleep(600)                                                     # of a step that never ends
     os._exit(1)
 
 if __name__ == "__main__":

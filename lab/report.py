@@ -49,7 +49,12 @@ class Run:
 
     @property
     def done(self) -> bool:
-        return bool(self.evals) and self.evals[-1]["iter"] >= self.config["settings"]["max_iters"]
+        return bool(self.evals) and self.evals[-1]["iter"] >= (train.DEFAULTS | self.config["settings"])["max_iters"]
+
+    @property
+    def on_the_way(self) -> list[dict]:
+        """Its evaluations, but for that at its end."""
+        return self.evals[:-1] if self.done else self.evals
 
     @property
     def mark(self) -> dict:
@@ -74,26 +79,38 @@ def settings_in(label: str) -> dict:
     """rd:rd_control=tied -> {"rd_control": "tied"}"""
     return dict(x.split("=", 1) for x in label.split(":")[1:])
 
+def reckoned(value: str, depth: int) -> str:
+    """'n_layer/2' at 12 layers -> '6'; what is no such expression stays as it is."""
+    m = re.fullmatch(r"n_layer(?:/([1-9]\d*))?", value)
+    if m and depth % int(m[1] or 1):
+        raise UserError(f"{value} is no whole number at {depth} layers.")
+    return str(depth // int(m[1] or 1)) if m else value
+
 def read_run(folder: Path) -> Run | None:
     """A run's settings and log; None where none has begun. A last line that a kill has cut short does not count."""
-    name = re.fullmatch(r"(.+)-(\d+)x(\d+)-s(\d+)", folder.name)
+    name = re.fullmatch(r"(.+)-\d+x\d+-s\d+", folder.name)
     if not name or not (folder / "config.json").exists():
         return None
-    label, numbers = unquote(name[1].replace("+", ":")), [int(x) for x in name.groups()[1:]]
+    label = unquote(name[1].replace("+", ":"))
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         s = train.DEFAULTS | config["settings"]
         holds = [router_name(s["router"]), s["n_layer"], s["n_embd"], s["seed"]]
         false = [f"{k} {s[k]}" for k, v in settings_in(label).items()
-                 if "n_layer" not in v and convert(KINDS[k], v, k) != s[k]]
+                 if convert(KINDS[k], reckoned(v, s["n_layer"]), k) != s[k]]
         with open(folder / "log.jsonl", "rb") as f:
-            lines = [json.loads(line) for line in f if iter_of(line) < math.inf]
+            *whole, last = [b"{}", *f]
+        lines = [json.loads(line) for line in whole + [last] * (iter_of(last) < math.inf)]
         run = Run(label, s["n_layer"], s["seed"], config, [x for x in lines if "val_loss" in x], folder)
+        if not all(map(math.isfinite, [s["max_iters"], *(x[k] for x in run.evals for k in ("iter", "tokens", "val_loss"))])):
+            raise ValueError
         run.row({})
-    except (OSError, ValueError, KeyError, TypeError):
+    except UserError as e:
+        raise UserError(f"{folder} is not what it is called: {e}") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{folder} is damaged: its config.json or log.jsonl cannot be read. "
                         f"Delete it and run it again.") from None
-    if false or holds != [label.split(":")[0], *numbers]:
+    if false or folder.name != folder_name(":".join([holds[0], *label.split(":")[1:]]), *holds[1:]):
         raise UserError(f"{folder} is not what it is called: it holds {folder_name(*holds)}"
                         f"{' with ' * bool(false)}{', '.join(false)}. Rename it.")
     return run
@@ -108,9 +125,11 @@ def read_runs(out_dir: Path) -> tuple[list[Run], list[str]]:
         except UserError as e:
             damaged.append(str(e))
     runs.sort(key=lambda r: (r.depth, order(r.label), r.seed))
-    for cell in {(r.label, r.depth): None for r in runs}:               # odd: unlike the one that most are like
-        own = [r for r in runs if (r.label, r.depth) == cell]
-        typical = max(own, key=lambda r: sum(not unlike(r, other, one_cell=True) for other in own))
+    for label, depth in {(r.label, r.depth): None for r in runs}:       # odd: unlike the one that most are like
+        own = [r for r in runs if (r.label, r.depth) == (label, depth)]
+        others = [r for r in runs if r.depth == depth and r.label != label]
+        typical = max(own, key=lambda r: (sum(not unlike(r, other, one_cell=True) for other in own),
+                                          sum(not unlike(r, other) for other in others)))
         for r in own:
             r.odd = None if r is typical else unlike(r, typical, one_cell=True)
     return runs, damaged
@@ -134,7 +153,7 @@ def unlike(a: Run, b: Run, one_cell: bool = False) -> str | None:
     code must be the same too, but each seed may start from weights of its own.
     """
     for r in (a, b):
-        if not r.mark:
+        if FINGERPRINT.keys() - r.mark.keys() or "tokens_per_step" not in r.config:
             return f"{r.folder.name} has no fingerprint: it was trained by an older version"
     mine, theirs = settings_in(a.label), settings_in(b.label)
     may = {k for k in mine | theirs if mine.get(k) != theirs.get(k) or "n_layer" in mine[k] and a.depth != b.depth}
@@ -150,7 +169,7 @@ def unlike(a: Run, b: Run, one_cell: bool = False) -> str | None:
             v, w = (x and "a checkpoint" for x in (v, w))
         if v != w and name not in may and (name != "router" or one_cell):
             return f"{text} {shown(v)}, not {shown(w)}"
-    v, w = (r.config.get("tokens_per_step") for r in (a, b))
+    v, w = (r.config["tokens_per_step"] for r in (a, b))
     return None if v == w else f"{v} tokens a step, not {w}"
 
 def against(label: str, there: set[str], baseline: str) -> str | None:
@@ -167,11 +186,11 @@ def at(run: Run, tokens: int | None) -> dict | None:
     """A run's evaluation on the way, after so many tokens; for None that at its end. None where there is none."""
     if tokens is None:
         return run.evals[-1] if run.done else None
-    return next((x for x in run.evals[:-1 if run.done else None] if x["tokens"] == tokens), None)
+    return next((x for x in run.on_the_way if x["tokens"] == tokens), None)
 
-def on_the_way(runs: list[Run]) -> list[int]:
-    """After how many tokens there are evaluations, before the end."""
-    return sorted({x["tokens"] for r in runs for x in r.evals if at(r, x["tokens"])})
+def ticks(runs: list[Run]) -> list[int]:
+    """After how many tokens there are evaluations on the way."""
+    return sorted({x["tokens"] for r in runs for x in r.on_the_way})
 
 def pairs(runs: list[Run], baseline: str, tokens: int | None = None) -> "pd.DataFrame":
     """A row for each run that should have its baseline beside it: both losses (of `at`) and their difference, or why
@@ -192,9 +211,9 @@ def pairs(runs: list[Run], baseline: str, tokens: int | None = None) -> "pd.Data
                or line["tokens"] != its["tokens"] and "max_iters" not in settings_in(run.label)     # else it says so
                and f"{line['tokens']:,} tokens, not {its['tokens']:,}" or None)
         loss, its_loss = (math.nan, math.nan) if why else (line["val_loss"], its["val_loss"])
-        rows.append([run.depth, run.label, other, run.seed, run, line["tokens"] if line else math.nan, loss, its_loss,
-                     loss - its_loss, why])
-    return pd.DataFrame(rows, columns=["depth", "label", "against", "seed", "run", "tokens", "loss", "base",
+        rows.append([run.depth, run.label, other, run.seed, run, base, line["tokens"] if line else math.nan, loss,
+                     its_loss, loss - its_loss, why])
+    return pd.DataFrame(rows, columns=["depth", "label", "against", "seed", "run", "base_run", "tokens", "loss", "base",
                                        "difference", "why"])
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -202,17 +221,21 @@ def pairs(runs: list[Run], baseline: str, tokens: int | None = None) -> "pd.Data
 
 def means(runs: list[Run], baseline: str, tokens: int | None = None) -> "pd.DataFrame":
     """A row for each depth and label: mean and standard deviation (bar) of the losses (of `at`) of its runs that are
-    not odd. `like`: the seeds of the baseline (else, of the first cell); `alike`: this cell has them too, so that its
-    mean may be drawn beside the others."""
-    lines = pd.DataFrame([r.row(line) for r in runs if not r.odd and (line := at(r, tokens))],
+    not odd. why: what forbids that the mean is drawn beside that of the baseline (else, of the first cell): other
+    seeds, or runs that are no pair."""
+    kept = [(r, line) for r in runs if not r.odd and (line := at(r, tokens))]
+    lines = pd.DataFrame([r.row(line) for r, line in kept],
                          columns=["depth", "label", "tokens", "seed", "params", "val_loss"])
     found = lines.astype({"val_loss": float}).groupby(["depth", "label"], sort=False).agg(
         tokens=("tokens", "max"), seeds=("seed", tuple), params=("params", "mean"), mean=("val_loss", "mean"),
         bar=("val_loss", "std"))
-    like = {d: cells.get((d, baseline), cells.iloc[0]) for d, cells in found.seeds.groupby("depth")}
-    found = found.reset_index()
-    found["like"] = [like[d] for d in found.depth]
-    return found.assign(alike=found.seeds == found.like)
+    why, cells = [], {key: {r.seed: r for r, _ in kept if (r.depth, r.label) == key} for key in found.index}
+    for (depth, _), own in cells.items():
+        base = cells.get((depth, baseline)) or next(x for (d, _), x in cells.items() if d == depth)
+        no_pair = [text for seed in own if seed in base and (text := unlike(own[seed], base[seed]))]
+        other = f"other seeds than {' '.join(map(str, base))}: see the pairs" * (own.keys() != base.keys())
+        why.append(no_pair[0] if no_pair else other)
+    return found.reset_index().assign(why=why)
 
 def paired(differences) -> dict:
     """n differences, one a seed: their mean, standard deviation (n - 1), the 95 % t-interval of the mean (low, high and
@@ -251,7 +274,8 @@ def trends(rows: "pd.DataFrame") -> "pd.DataFrame":
         if len(by_depth) < 2:
             continue
         first, last = (by_depth[depth].set_index("seed") for depth in (min(by_depth), max(by_depth)))
-        why = unlike(last.run.iloc[0], first.run.iloc[0], one_cell=True)
+        why = (unlike(last.run.iloc[0], first.run.iloc[0], one_cell=True)
+               or unlike(last.base_run.iloc[0], first.base_run.iloc[0], one_cell=True))
         change = [] if why else (last.difference - first.difference).dropna()
         found.append({"label": label, "against": other, "depth": f"{min(by_depth)} to {max(by_depth)}",
                       "tokens": last.tokens.max(), **paired(change),
@@ -286,10 +310,15 @@ def mean_table(cells: "pd.DataFrame", runs: list[Run]) -> str:
     rows = []
     for c in cells.itertuples():
         notes = [f"{r.folder.name}: {r.odd}" for r in runs if r.odd and (r.label, r.depth) == (c.label, c.depth)]
-        notes += [] if c.alike else [f"other seeds than {' '.join(map(str, c.like))}: see the pairs"]
+        notes += [c.why] * bool(c.why)
         rows.append([c.label, c.depth, f"{c.tokens:,}", " ".join(map(str, c.seeds)), f"{c.params:,.0f}",
                      f"{plain(c.mean)} ± {plain(c.bar)}", "; ".join(notes)])
     return table(["router", "layers", "tokens", "seeds", "parameters", "val loss", "note"], rows)
+
+def together(frames) -> "pd.DataFrame":
+    """Frames below each other. An empty one would make objects of the others' numbers."""
+    frames = list(frames)
+    return pd.concat([x for x in frames if len(x)] or frames[:1])
 
 def report(out_dir: Path, baseline: str, only: set[str] | None = None) -> str:
     """Write results.csv, evaluations.csv, pairs.csv, results.md and the pictures of the runs in out_dir, or of those
@@ -298,13 +327,14 @@ def report(out_dir: Path, baseline: str, only: set[str] | None = None) -> str:
     runs = [r for r in runs if only is None or r.label in only]
     if not runs:
         raise UserError(notes[0] if notes else f"there are no runs in {out_dir}.")
-    every = {x: compared(pairs(runs, baseline, x)) for x in [*on_the_way(runs), None]}
-    told = [x for x in every if x is None or x == 0 and any(r.mark.get("start") for r in runs)]
-    cells, found = (pd.concat(frames) for frames in zip(*((means(runs, baseline, x), every[x]) for x in told)))
+    every = {x: compared(pairs(runs, baseline, x)) for x in [*ticks(runs), None]}
+    started = any(r.mark.get("start") for r in runs)
+    told = [x for x in every if x is None or (x == 0 and started)]
+    cells, found = together(means(runs, baseline, x) for x in told), together(every[x] for x in told)
     trend = trends(pairs(runs, baseline))
     frames = {"results": pd.DataFrame([r.row(r.evals[-1]) for r in runs if r.done]),
               "evaluations": pd.DataFrame([r.row(line) for r in runs for line in r.evals]),
-              "pairs": pd.concat(every.values())}
+              "pairs": together(every.values())}
     for name, frame in frames.items():
         with atomic_write(out_dir / f"{name}.csv") as f:
             frame.to_csv(f, index=False, lineterminator="\n")
@@ -334,7 +364,7 @@ def report(out_dir: Path, baseline: str, only: set[str] | None = None) -> str:
 # ---------------------------------------------------------------------------------------------------------------------
 # pictures
 
-MARKS = "os^Dv<>PX*hp"                   # with the lines below they tell cells apart without colour
+MARKS = "os^Dv<>PX*h"                    # 11, with the 4 lines below: they tell 44 cells apart without colour
 LINES = ["-", "--", "-.", ":"]
 
 def save(path, figure) -> None:
@@ -356,10 +386,10 @@ def pictures(out_dir: Path, runs: list[Run], baseline: str) -> list[str]:
     return list(figures)
 
 def drawn(runs: list[Run], baseline: str, points: list) -> list["pd.DataFrame"]:
-    """What stands in a picture, after so many tokens each: means of cells with the same seeds, and differences."""
-    cells, found = (pd.concat(frames) for frames in zip(*((means(runs, baseline, x), compared(pairs(runs, baseline, x)))
-                                                          for x in points)))
-    return [cells[cells.alike.astype(bool)], found[found.n > 0]]
+    """What stands in a picture, after so many tokens each: means that may stand side by side, and differences."""
+    cells = together(means(runs, baseline, x) for x in points)
+    found = together(compared(pairs(runs, baseline, x)) for x in points)
+    return [cells[cells.why == ""], found[found.n > 0]]
 
 def draw_depth(runs, baseline, styles):
     """Left: val loss against depth, mean and standard deviation. Right: the paired difference and its interval."""
@@ -393,8 +423,7 @@ def draw_curves(runs, baseline, styles):
     for column, depth in zip(axes.T, depths):
         own = [r for r in runs if r.depth == depth]
         half = max([x["tokens"] for r in own for x in r.evals if not r.mark.get("start")], default=0) / 2
-        ticks = [*(x for x in on_the_way(own) if x >= half), None]
-        for axis, points in zip(column, drawn(own, baseline, ticks)):
+        for axis, points in zip(column, drawn(own, baseline, [*(x for x in ticks(own) if x >= half), None])):
             for label, part in points.groupby("label", sort=False):
                 lines[label], = axis.plot(part.tokens, part["mean"], **styles[label], label=label)
                 low, high = (part["mean"] + sign * part.bar.fillna(0) for sign in (-1, 1))

@@ -44,7 +44,7 @@ from nanodepth.machine import pick_device, settle_kernels
 from nanodepth.runs import described, known_as
 from nanodepth.settings import Parser
 from model import GPT, GPTConfig, ROUTERS, AttnRes, Block, Cumulative, Delta, WAV, depth_read
-from train import eval_starts, open_data, windows
+from train import eval_starts, open_data, windows, windows_a_step
 
 
 @dataclass
@@ -293,7 +293,8 @@ def look_at(path: str, s: RoutingConfig, device: str) -> tuple[report.Run, list[
     batches = tokens.to(device).split(max(1, BATCH_TOKENS // config.seq_len))
     cell = folder.name.removesuffix(f"-s{seed}")
     label = unquote(cell.removesuffix(f"-{config.n_layer}x{config.n_embd}").replace("+", ":"))          # as lab.sweep's
-    run = report.Run(label, config.n_layer, seed, checkpoint, [{"iter": checkpoint["iter"]}], folder)
+    facts = checkpoint | {"tokens_per_step": windows_a_step(settings) * config.seq_len}
+    run = report.Run(label, config.n_layer, seed, facts, [{"iter": checkpoint["iter"]}], folder)
 
     loss, reads = measure(model, batches)
     first = first_model(checkpoint, config)
@@ -368,7 +369,7 @@ def main(argv) -> None:
 
     paths = several or [one or s.out_dir or str(newest_run())]
     frame, ablations = look_at_all(paths, s, pick_device(s.device))
-    if not several:
+    if not several and frame["run"].nunique() == 1:
         r = frame.iloc[0]
         print(f"{paths[0]}: {r['router']} {r['n_layer']}x{r['n_embd']}, iteration {r['iter']}, loss {r['loss']:.4f} on "
               f"{r['tokens']:,} validation tokens\n\n{routing_report.reads(frame)}")

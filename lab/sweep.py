@@ -37,10 +37,11 @@ import torch
 from tqdm import tqdm
 
 import train
-from lab.report import Run, folder_name, needed, read_run, report, unlike
+from lab.report import Run, folder_name, needed, read_run, reckoned, report, unlike
+from nanodepth.machine import pick_device, pick_dtype
 from nanodepth.files import UserError, atomic_write, check_named, lock, router_name, run
 from nanodepth.runs import Stop, code_digests, data_facts, iter_of
-from nanodepth.settings import Parser, comments
+from nanodepth.settings import Parser, comments, nearest
 from model import ROUTERS, GPTConfig
 
 
@@ -94,13 +95,6 @@ def varied(text: str) -> list[str]:
     return ["".join(x) for x in itertools.product(*([f":{name}={value}" for value in values.split(",")]
                                                     for name, _, values in axes))]
 
-def reckoned(value: str, depth: int) -> str:
-    """'n_layer/2' at 12 layers -> '6'; what is no such expression stays as it is."""
-    m = re.fullmatch(r"n_layer(?:/([1-9]\d*))?", value)
-    if m and depth % int(m[1] or 1):
-        raise UserError(f"{value} is no whole number at {depth} layers.")
-    return str(depth // int(m[1] or 1)) if m else value
-
 def flag(name: str, value) -> str:
     return f"--{name}={str(value).lower() if value is None or isinstance(value, bool) else value}"
 
@@ -131,6 +125,8 @@ def plan(sweep: SweepConfig, given: dict) -> list[Cell]:
             raise UserError(f"the cell {label} at {depth} layers: {e}") from None
         folder = Path(sweep.out_dir) / folder_name(label, depth, settings["n_embd"], seed)
         cells.append(Cell(label, depth, seed, flags, settings, folder, start, checkpoint and checkpoint["digest"]))
+    if (base := sweep.baseline.split(":")[0]) not in (known := {*ROUTERS, *routers}):
+        raise UserError(f"--baseline is {sweep.baseline!r}, and no router is called {base}.{nearest(base, known)}")
     return cells
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -145,11 +141,13 @@ def todo(cells: list[Cell]) -> list[Cell]:
     left = []
     for cell in cells:
         s = cell.settings
-        now = {"data": data(s["dataset"], s["tokenizer"]),
-               "router": code_digests(s["router"], ROUTERS, train.CODE, s["router_sha256"])[0]}
+        router, model = code_digests(s["router"], ROUTERS, train.CODE, s["router_sha256"])
+        device = pick_device(s["device"])
+        now = {"data": data(s["dataset"], s["tokenizer"]), "start": cell.weights, "torch": torch.__version__,
+               "dtype": pick_dtype(s["dtype"], device), "device": device.split(":")[0], "changed": [], "model": model,
+               "router": router}
         if run := read_run(cell.folder):
-            mark = run.mark and run.mark | now
-            config = {"settings": s, "fingerprint": mark, "tokens_per_step": train.windows_a_step(s) * s["seq_len"]}
+            config = {"settings": s, "fingerprint": now, "tokens_per_step": train.windows_a_step(s) * s["seq_len"]}
             why = unlike(run, Run(cell.label, cell.depth, cell.seed, config, [], cell.folder), one_cell=True)
             if not why and run.mark.get("start") != cell.weights:
                 why = "other starting weights"
@@ -257,13 +255,13 @@ def run_cells(cells: list[Cell], waiting: list[Cell], jobs: int) -> dict[str, st
         finally:
             for job in running.values():
                 job.process.stdin.close()                               # it ends its step and saves
+            lost = [job.cell.folder.name for job in running.values() if job.process.wait() not in (0, 2)]
             for job in running.values():
-                job.process.wait()
-                job.close()
+                job.close(keep=job.cell.folder.name in lost)
     if stop.asked:
         again = shlex.join(["python", "-m", "lab.sweep", *sys.argv[1:]])
-        raise KeyboardInterrupt(f"stopped: {done} of {len(cells)} runs are done, and what was running has saved. "
-                                f"The same command goes on:\n    {again}")
+        raise KeyboardInterrupt(f"stopped: {done} of {len(cells)} runs are done, and what was running has saved"
+                                f"{', but not ' * bool(lost)}{', '.join(lost)}. The same command goes on:\n    {again}")
     return failed
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -219,7 +219,38 @@ def test_a_control_that_was_stopped_early(runs):
     assert [r[3] for r in rows_of(text, MEANS)] == ["0 2", "0 1 2"]
     assert rows_of(text, MEANS)[1][-1] == "other seeds than 0 2: see the pairs"
     cells = report.means(report.read_runs(runs)[0], "block")
-    assert list(zip(cells.label, cells.alike)) == [("block", True), ("wav", False)]
+    assert list(zip(cells.label, cells.why == "")) == [("block", True), ("wav", False)]
+
+def test_means_that_are_no_pair_do_not_stand_side_by_side(runs):
+    """A whole cell of another kind: its seeds are the same, and there is no other run of it to be odd beside."""
+    for seed in range(3):
+        fake_run(runs, "delta", 4, seed, WAV[seed], mark={"data": "e" * 32})
+    text = tell(runs)
+    assert {r[0]: r[-1] for r in rows_of(text, MEANS)} == {"block": "", "wav": "", "delta": "data eeeeeeee, not dddddddd"}
+    left, right = report.drawn(report.read_runs(runs)[0], "block", [None])
+    assert set(left.label) == {"block", "wav"} and set(right.label) == {"wav"}
+
+def test_a_trend_is_of_equal_baselines(runs):
+    for seed in range(3):
+        fake_run(runs, "block", 8, seed, BLOCK[seed], learning_rate=0.1)
+        fake_run(runs, "rd:learning_rate=1e-3", 4, seed, WAV[seed], learning_rate=1e-3)
+        fake_run(runs, "rd:learning_rate=1e-3", 8, seed, WAV[seed], learning_rate=1e-3)
+    [trend] = rows_of(tell(runs), "Does it change with depth?")
+    assert (trend[0], trend[4], trend[-1]) == ("rd:learning_rate=1e-3", "0", "learning_rate 0.1, not 0.002")
+
+def test_of_two_with_one_seed_fewer_the_stranger_is_odd(tmp_path):
+    for seed in range(2):
+        fake_run(tmp_path, "block", 4, seed, BLOCK[seed])
+        fake_run(tmp_path, "wav", 4, seed, WAV[seed], learning_rate=0.002 if seed else 0.5)
+    got = row(tell(tmp_path), "wav")
+    assert (got["n"], got["left out"]) == ("1", "s0: learning_rate 0.5, not 0.002")
+
+def test_an_end_beside_a_longer_run_is_drawn(tmp_path):
+    """Where one run ends and the other is on its way there is no pair: nothing is drawn of it, and the rest is."""
+    fake_run(tmp_path, "block", 4, 0, BLOCK[0])
+    fake_run(tmp_path, "block:max_iters=40", 4, 0, [3.0, 2.0, 1.5, 1.4, 1.3], max_iters=40)
+    text = tell(tmp_path, drawn=True)
+    assert row(text, "block:max_iters=40")["n"] == "1" and (tmp_path / "curves.png").exists()
 
 def test_a_cell_s_runs_have_one_router_s_code(runs):
     shutil.rmtree(runs / "wav-4x16-s2")
@@ -273,6 +304,33 @@ def test_every_setting_is_compared(tmp_path):
 ])
 def test_which_baseline(label, there, baseline, want):
     assert report.against(label, set(there.split()), baseline) == want
+
+def edit(folder, change) -> None:
+    """config.json and the lines of log.jsonl, changed in place."""
+    config, log = folder / "config.json", folder / "log.jsonl"
+    c, lines = json.loads(config.read_text()), [json.loads(x) for x in log.read_text().splitlines()]
+    change(c, lines)
+    config.write_text(json.dumps(c))
+    log.write_text("".join((x if isinstance(x, str) else json.dumps(x)) + "\n" for x in lines))
+
+@pytest.mark.parametrize("change", [
+    lambda c, lines: c.update(fingerprint="abc"), lambda c, lines: c["settings"].update(router=None),
+    lambda c, lines: c["settings"].update(max_iters="many"), lambda c, lines: lines[1].pop("tokens"),
+    lambda c, lines: lines[1].update(val_loss=None), lambda c, lines: lines[2].update(val_loss="1.5"),
+    lambda c, lines: lines[2].update(val_loss=math.nan), lambda c, lines: lines.insert(1, "{"),
+    lambda c, lines: c.pop("params")], ids=range(9))
+def test_whatever_is_damaged_is_one_run(runs, change):
+    edit(runs / "wav-4x16-s1", change)
+    text = tell(runs)
+    assert row(text, "wav")["n"] == "2" and f"{runs / 'wav-4x16-s1'} is damaged: " in text
+
+def test_a_run_is_counted_once(runs):
+    """A copy under another name of one seed, or with another number of blocks than its name says, is not a run."""
+    shutil.copytree(runs / "wav-4x16-s0", runs / "wav-4x16-s00")
+    fake_run(runs, "wav:n_blocks=n_layer", 4, 0, WAV[0], n_blocks=1)
+    text = tell(runs)
+    assert row(text, "wav")["n"] == "3" and "wav-4x16-s00 is not what it is called" in text
+    assert "s0 is not what it is called: it holds wav-4x16-s0 with n_blocks 1. Rename it." in text
 
 def test_one_damaged_folder_is_named_and_the_rest_reported(runs):
     (runs / "rd-4x16-s0").mkdir()

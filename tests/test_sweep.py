@@ -57,6 +57,7 @@ def test_cells(tmp_path):
     ("--depths 2,x", "--depths is '2,x'; it must be whole numbers"),
     ("--depths 2 --n_blocks 3", "n_blocks is 3; it must be from 1 to n_layer (2)"),
     ("--jobs 0", "--jobs is 0"),
+    ("--depths 2 --baseline blok", "--baseline is 'blok', and no router is called blok. Did you mean block?"),
     ("--vary learning_rate", "residual:learning_rate=: settings of a cell look like rd:rd_control=tied, each of them"),
     ("--vary rho=1,,", "residual:rho=: settings of a cell look like rd:rd_control=tied"),
     ("--routers block --vary lerning_rate=1", "there is no flag --lerning_rate. Did you mean --learning_rate?"),
@@ -105,8 +106,7 @@ def test_values_by_depth(text, want):
 
 def test_a_folder_s_name_gives_its_label_back(tmp_path):
     for label, own in (("block", {}), ("rd:rd_control=tied:router_lr=0.1", {"rd_control": "tied", "router_lr": 0.1}),
-                       ("wav:n_blocks=n_layer/2", {}), ("wav:n_embd=n_layer*4", {}), ("Größe", {}),
-                       ("wav:n_blocks=n_layer+1:rho=1e-3", {"rho": 0.001})):
+                       ("wav:n_blocks=n_layer/2", {"n_blocks": 2}), ("Größe", {}), ("wav:rho=1e-3", {"rho": 0.001})):
         name = report.folder_name(label, 4, 16, 3)
         assert not set(name) & set('<>:"/\\|?* ')                       # Windows would refuse them
         path = fake_run(tmp_path, label, 4, 3, [3.0, 2.0], **own)
@@ -130,11 +130,12 @@ def there(tmp_path, data):
     """A cell whose run is there already, as today's code and data would make it."""
     [cell] = cells_of(tmp_path, {"dataset": data})
     facts = train.data_facts(train.open_data(data))
-    code = train.code_digests("block", sweep.ROUTERS, train.CODE, None)[0]
+    router, model = train.code_digests("block", sweep.ROUTERS, train.CODE, None)
+    now = {"data": facts["digest"], "router": router, "model": model, "torch": sweep.torch.__version__}
     def write(mark=(), **settings):
         fake_run(tmp_path, "block", 4, 0, [3.0, 2.0, 1.5], dataset=data, **{"tokens_per_step": 1024} | settings,
-                 mark=None if mark is None else {"data": facts["digest"], "router": code} | dict(mark))
-        return cells_of(tmp_path, {"dataset": data}, seeds="0,1")
+                 mark=None if mark is None else now | dict(mark))
+        return cells_of(tmp_path, {"dataset": data, "device": "cpu"}, seeds="0,1")
     return write
 
 def test_a_run_without_a_checkpoint_is_done(there):
@@ -145,10 +146,15 @@ def test_a_run_without_a_checkpoint_is_done(there):
     ({"router": "0" * 16}, {}, "code of the router 00000000, not "),
     (None, {}, "has no fingerprint: it was trained by an older version"),
     ({"data": "0" * 32}, {}, "data 00000000, not "),
-    ({"start": "0" * 32}, {}, "other starting weights. It is another run"),
+    ({"start": "0" * 32}, {}, "starting weights a checkpoint, not none. It is another run"),
+    ({"dtype": "bfloat16"}, {}, "dtype bfloat16, not float32."),
+    ({"device": "cuda"}, {}, "device cuda, not cpu."),
+    ({"torch": "2.12.0"}, {}, "torch 2.12.0, not "),
+    ({"model": "0" * 16}, {}, "model.py 00000000, not "),               # edited since
     ({}, {"learning_rate": 0.5}, "learning_rate 0.5, not 0.002. It is another run than this cell: give its settings, or"),
     ({}, {"tokens_per_step": 512}, "512 tokens a step, not 1024."),     # another --batch_size
-], ids=["router", "older", "data", "start", "setting", "batch"])
+], ids=["router", "older", "data", "start", "dtype", "device", "torch", "model", "setting",
+        "batch"])
 def test_a_run_that_is_another_is_refused(there, mark, settings, message):
     with pytest.raises(UserError) as e:
         sweep.todo(there(mark, **settings)[:1])
