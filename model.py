@@ -86,8 +86,8 @@ class GPTConfig:
         check(0 <= self.dropout < 1, "dropout", "it must be from 0 to below 1")
 
         near = difflib.get_close_matches(str(self.router), ROUTERS, n=1, cutoff=0.3)
-        check(self.router in ROUTERS, "router", (f"did you mean {near[0]}? " if near else "")
-              + "The routers are " + " ".join(ROUTERS) + ", or FILE.py:Class")
+        check(self.router in ROUTERS, "router", (f"did you mean {near[0]}? The" if near else "the")
+              + " routers are " + " ".join(ROUTERS) + ", or FILE.py:Class")
         router = ROUTERS[self.router]
         for name in ("decouple_v", "null_source"):
             check(not getattr(self, name) or issubclass(router, DepthRouter), name,

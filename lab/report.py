@@ -102,7 +102,8 @@ def read_run(folder: Path) -> Run | None:
             *whole, last = [b"{}", *f]
         lines = [json.loads(line) for line in whole + [last] * (iter_of(last) < math.inf)]
         run = Run(label, s["n_layer"], s["seed"], config, [x for x in lines if "val_loss" in x], folder)
-        if not all(map(math.isfinite, [s["max_iters"], *(x[k] for x in run.evals for k in ("iter", "tokens", "val_loss"))])):
+        figures = [x[name] for x in run.evals for name in ("iter", "tokens", "val_loss")]
+        if not all(map(math.isfinite, [s["max_iters"], *figures])):
             raise ValueError
         run.row({})
     except UserError as e:

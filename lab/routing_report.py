@@ -91,7 +91,7 @@ REACHING = {"rms_first": ("rms of h_l, first weights", {"yscale": "log"}, {}),
             "passed": ("share that passes the norm's epsilon, trained", {"ylim": (0, 1.05)}, {})}
 
 def by_layer(axis, size: "pd.DataFrame", name: str, settings: dict, colours: dict) -> dict:
-    """A measure by layer, a mean over seeds: attention with markers, in a band of its interval, MLPs in dashes, and what
+    """A measure by layer, a mean over seeds: attention with markers in a band of its interval, MLPs in dashes, and what
     values read in dots. Returns {label: its line}."""
     drawn, bands = {}, []
     kinds = [("-", name, 0), ("--", name, 1), (":", f"v_{name}", 0)]
