@@ -241,7 +241,7 @@ def made_of(config: GPTConfig) -> dict[int, dict[str, str]]:
     return dict(sorted(found.items()))
 
 def formula(amounts: list[float]) -> str:
-    """Of e, u0, u1, ..: 'e + 0.5 u1 - u2'; five neighbours of one amount, or more, are cut short: 'u0 + u1 + .. + u11'."""
+    """Of e, u0, u1, ..: 'e + 0.5 u1 - u2'; five or more of one amount in a row as 'u0 + u1 + .. + u11'."""
     words = []
     for x, part in groupby(range(len(amounts)), key=lambda k: round(amounts[k], 3)):
         if x:
