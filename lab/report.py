@@ -328,11 +328,12 @@ def report(out_dir: Path, baseline: str, only: set[str] | None = None) -> str:
     runs = [r for r in runs if only is None or r.label in only]
     if not runs:
         raise UserError(notes[0] if notes else f"there are no runs in {out_dir}.")
-    every = {x: compared(pairs(runs, baseline, x)) for x in [*ticks(runs), None]}
+    at_end = pairs(runs, baseline)
+    every = {x: compared(pairs(runs, baseline, x)) for x in ticks(runs)} | {None: compared(at_end)}
     started = any(r.mark.get("start") for r in runs)
     told = [x for x in every if x is None or (x == 0 and started)]
     cells, found = together(means(runs, baseline, x) for x in told), together(every[x] for x in told)
-    trend = trends(pairs(runs, baseline))
+    trend = trends(at_end)
     frames = {"results": pd.DataFrame([r.row(r.evals[-1]) for r in runs if r.done]),
               "evaluations": pd.DataFrame([r.row(line) for r in runs for line in r.evals]),
               "pairs": together(every.values())}

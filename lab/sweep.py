@@ -38,8 +38,8 @@ from tqdm import tqdm
 
 import train
 from lab.report import Run, folder_name, needed, read_run, reckoned, report, unlike
-from nanodepth.machine import pick_device, pick_dtype
 from nanodepth.files import UserError, atomic_write, check_named, lock, router_name, run
+from nanodepth.machine import pick_device, pick_dtype
 from nanodepth.runs import Stop, code_digests, data_facts, iter_of
 from nanodepth.settings import Parser, comments, nearest
 from model import ROUTERS, GPTConfig
